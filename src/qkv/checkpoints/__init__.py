@@ -1,0 +1,23 @@
+"""Files <-> named arrays, in numpy alone: safetensors, GGUF, and the block formats GGUF stores.
+
+Reading is strict and bounded. A file either gives every tensor it declares, or one `CheckpointError`
+says what is wrong with it; nothing is allocated for a count the file could not hold. Tensors stay
+memory-mapped until `decode` is called on them.
+"""
+
+from qkv.checkpoints.formats import FORMATS, Format
+from qkv.checkpoints.gguf import Gguf, read_gguf
+from qkv.checkpoints.refusals import refuse_pickle
+from qkv.checkpoints.safetensors import read_safetensors, write_safetensors
+from qkv.checkpoints.tensor import StoredTensor
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Gguf",
+    "StoredTensor",
+    "read_gguf",
+    "read_safetensors",
+    "refuse_pickle",
+    "write_safetensors",
+]

@@ -1,0 +1,193 @@
+"""What `qkv.load` gives: a model one can call, generate with, tap and save."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from qkv import engine, loading
+from qkv.checkpoints import StoredTensor, write_safetensors
+from qkv.engine import Asked, Completion, Request, Sampling
+from qkv.errors import RequestError, TokenizerError, UnsupportedError
+from qkv.nn import Layout, NoTap, Tap, Taps, tap_names
+from qkv.spec import Language, Model as Spec
+from qkv.text import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+def load(
+    source: str | Path = "smollm2",
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str = "cpu",
+    ignore: Iterable[str] = (),
+    progress: loading.Progress | None = None,
+) -> Model:
+    """A model from a folder in Hugging Face layout, a .gguf file, a hub name, or a packaged name.
+
+    `dtype` None follows the file; quantised weights become float32. `ignore` names configuration
+    keys or patterns of tensors to do without. Raises a `qkv.QkvError` whose sentence says what is
+    wrong and what would be right.
+    """
+    return Model(loading.load(source, dtype, device, ignore, progress))
+
+
+class Model:
+    """A loaded model. `spec` describes it; `tokenizer` is None where its files have none."""
+
+    def __init__(self, loaded: loading.Loaded):
+        self.loaded = loaded
+        self.network = loaded.model
+        self.spec: Spec = loaded.model.spec
+        self.tokenizer: Tokenizer | None = loaded.tokenizer
+        self.context = loaded.context
+        self._tap: Tap = NoTap()
+
+    def __call__(
+        self,
+        tokens: Int[torch.Tensor, "batch length"],
+        source: Int[torch.Tensor, "batch source"] | None = None,
+        *,
+        types: Int[torch.Tensor, "batch length"] | None = None,
+        features: torch.Tensor | None = None,
+        layout: Layout | None = None,
+    ) -> Float[torch.Tensor, "batch length vocab"] | Float[torch.Tensor, "batch length width"]:
+        """Logits where the checkpoint has a language head, else hidden states.
+
+        `source` is what cross-attention reads, `features` images or audio frames: models of this
+        kind refuse what they have no use for. `layout` defaults to unpadded rows.
+        """
+        for name, given in (("source", source), ("features", features), ("types", types)):
+            if given is not None:
+                raise RequestError(f"This model has no use for {name}.")
+        return self.network(tokens, layout=layout, tap=self._tap)
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        **sampling: Unpack[Asked],
+    ) -> Completion | list[Completion]:
+        """Continues a prompt (text or token ids), or each of a list of prompts as one batch.
+
+        Greedy unless the model's generation config or the arguments say otherwise (see
+        `qkv.engine.Sampling`). `max_new_tokens` None: 256, as far as the context allows. Stops
+        before any of the `stop` texts. Raises RequestError before anything runs.
+        """
+        single = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
+        prompts: list[Prompt] = [prompt] if single else list(prompt)  # type: ignore[list-item, arg-type]
+        requests = [self.request(p, max_new_tokens, stop, ignore_eos, sampling) for p in prompts]
+        if not requests:
+            raise RequestError("There is no prompt to continue.")
+        found: dict[int, Completion] = {}
+        for row, _, completion in engine.stream(self.loaded, requests, self._tap):
+            found[row] = completion
+        return found[0] if single else [found[row] for row in range(len(requests))]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        **sampling: Unpack[Asked],
+    ) -> Stream:
+        """The same for one prompt, piece by piece: iterate for text, then look at `.completion`."""
+        request = self.request(prompt, max_new_tokens, stop, ignore_eos, sampling)
+        engine.check(request, self.loaded)
+        return Stream(self, request, progress)
+
+    def request(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int | None,
+        stop: str | Sequence[str],
+        ignore_eos: bool,
+        sampling: Mapping[str, Any],
+    ) -> Request:
+        """A prompt and its arguments as the engine takes them."""
+        if not isinstance(self.spec.head, Language):
+            raise UnsupportedError("This model has no language head, so it cannot generate.")
+        ids = tuple(self.encode(prompt) if isinstance(prompt, str) else prompt)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        chosen = Sampling.from_defaults(self.loaded.generation, sampling)
+        limit = engine.room(ids, self.loaded, max_new_tokens)
+        return Request(ids, limit, chosen, stops, ignore_eos)
+
+    def encode(self, text: str) -> list[int]:
+        """The prompt's tokens, with the beginning token where the model's files ask for one."""
+        if self.tokenizer is None:
+            raise TokenizerError("This source has no tokenizer: give token ids.")
+        return self.tokenizer.encode(text)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """A conversation as a prompt, by the model's own template. Contents cannot become control tokens."""
+        if self.tokenizer is None:
+            raise TokenizerError("This source has no tokenizer, so it cannot chat.")
+        return self.tokenizer.chat([dict(message) for message in messages])
+
+    @contextmanager
+    def tap(self, names: str | Iterable[str] | Mapping[str, Any]) -> Iterator[Taps]:
+        """Reads, and replaces, what flows through the model while the block runs.
+
+            with model.tap(["layers.*.attention.weights"]) as seen:
+                model(tokens)
+            seen["layers.3.attention.weights"]           # (batch, heads, query, key)
+            with model.tap({"layers.3.output": lambda x: 0 * x}):
+                model(tokens)
+
+        Raises RequestError for a name the model does not have. Nothing stays after the block.
+        """
+        taps = Taps([names] if isinstance(names, str) else names, tap_names(self.spec))
+        outer, self._tap = self._tap, taps
+        try:
+            yield taps
+        finally:
+            self._tap = outer
+
+    def save(self, folder: str | Path) -> None:
+        """Writes config.json and model.safetensors as they were read; shared tensors once."""
+        if not self.loaded.config:
+            raise UnsupportedError("Only models read from a Hugging Face folder can be saved so far.")
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: _stored(name, tensor) for name, tensor in loading.checkpoint_names(self.loaded)}
+        write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
+        for name, data in (
+            ("config.json", self.loaded.config),
+            ("generation_config.json", self.loaded.generation),
+        ):
+            if data:
+                (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+class Stream:
+    """Text as it is generated. `completion` holds what there is so far."""
+
+    def __init__(self, model: Model, request: Request, progress: Callable[[int, int], None] | None = None):
+        self.completion = Completion(request.prompt)
+        self._pieces = engine.stream(model.loaded, [request], model._tap, progress)
+
+    def __iter__(self) -> Iterator[str]:
+        for _, text, completion in self._pieces:
+            self.completion = completion
+            if text:
+                yield text
+
+
+def _stored(name: str, tensor: torch.Tensor) -> StoredTensor:
+    formats = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+    raw = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().reshape(-1)
+    return StoredTensor(name, tuple(tensor.shape), formats[tensor.dtype], np.ascontiguousarray(raw))

@@ -1,0 +1,261 @@
+"""Attention as data: how queries, keys and values are made, scored, masked and mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from qkv.spec.masks import Causal, Everything, Mask
+from qkv.spec.node import Node, Tensor, linear, part, vector
+from qkv.spec.norms import Norm, RMSNorm
+from qkv.spec.positions import Position, Rotary
+
+
+@dataclass(frozen=True, slots=True)
+class LogScale(Node):
+    """Queries grow with the logarithm of their position: 1 + factor * ln(1 + floor((position + 1) / floor)).
+
+    Positions from 0, so the first one to grow is floor - 1. Llama 4's layers without positions.
+    """
+
+    floor: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Score(Node):
+    """Scaled dot product. `scale` None is 1 / sqrt(head_dim).
+
+    `cap`: scores become cap * tanh(score / cap). `sink`: each head has a learned logit that takes
+    part in the softmax and has no value (gpt-oss). `query_scale`: a factor by position.
+    """
+
+    scale: float | None = None
+    cap: float | None = None
+    sink: bool = False
+    query_scale: LogScale | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dot(Score):
+    """query . key, unscaled. Luong et al. 2015."""
+
+    scale: float | None = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class General(Node):
+    """query . W key. Luong et al. 2015."""
+
+
+@dataclass(frozen=True, slots=True)
+class Additive(Node):
+    """v . tanh(W query + U key). Bahdanau et al. 2014."""
+
+    hidden: int
+
+
+@dataclass(frozen=True, slots=True)
+class Concat(Node):
+    """v . tanh(W [query; key]). Luong et al. 2015."""
+
+    hidden: int
+
+
+@dataclass(frozen=True, slots=True)
+class Location(Node):
+    """softmax(W query): where to look without looking at the keys. Luong et al. 2015."""
+
+    keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class Projections(Node):
+    """What stands between the stream and the heads.
+
+    `bias` names those of q, k, v, o that carry one. `clip` bounds queries, keys and values to
+    [-clip, clip]. `norm` is applied to queries and keys, before rotating them unless
+    `norm_after_rotation`; `norm_over` says over what: each "head" with one scale for all heads,
+    each of the "heads" with a scale of its own, or "all" heads at once. `gate` is the activation
+    of a gate on the mixed heads, made from the same input.
+    """
+
+    bias: str = ""
+    clip: float | None = None
+    norm: Norm | None = None
+    norm_over: str = "head"
+    norm_after_rotation: bool = False
+    gate: str | None = None
+
+    def norm_sizes(self, heads: int, head_dim: int) -> tuple[int, ...]:
+        return {"head": (head_dim,), "heads": (heads, head_dim), "all": (heads * head_dim,)}[self.norm_over]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Node):
+    """Self-attention. `kv_heads` fewer than `heads` share keys and values (1: MQA, between: GQA)."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    score: Score = Score()
+    position: Position | None = None
+    mask: Mask = Causal()
+    projections: Projections = Projections()
+    value_dim: int | None = None
+
+    role = "attention"
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        (width,) = sizes
+        yield from _projected(self, width, width)
+        yield from part("position", self.position, width, self.heads, self.head_dim)
+
+    def cache_values(self, length: int, source: int) -> int:
+        """Values one sequence keeps: keys and values of the positions a query can still need."""
+        reach = self.mask.reach
+        kept = length if reach is None else min(length, reach)
+        return self.kv_heads * (self.head_dim + (self.value_dim or self.head_dim)) * kept
+
+    def mixing_flops(self, length: int, source: int) -> int:
+        per_pair = 2 * self.heads * (self.head_dim + (self.value_dim or self.head_dim))
+        return per_pair * self.mask.pairs(length)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttention(Node):
+    """Queries from this stream, keys and values from another of width `source_width`; made once and kept."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    source_width: int
+    score: Score = Score()
+    projections: Projections = Projections()
+    mask: Mask = Everything()
+    value_dim: int | None = None
+
+    role = "cross"
+    position = None
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        (width,) = sizes
+        yield from _projected(self, width, self.source_width)
+
+    def cache_values(self, length: int, source: int) -> int:
+        return self.kv_heads * (self.head_dim + (self.value_dim or self.head_dim)) * source
+
+    def mixing_flops(self, length: int, source: int) -> int:
+        return 2 * self.heads * (self.head_dim + (self.value_dim or self.head_dim)) * length * source
+
+
+def _projected(attention: Attention | CrossAttention, width: int, source: int) -> Iterator[Tensor]:
+    """The four projections, the norms on queries and keys, the gate and the sink."""
+    heads, kv_heads, head_dim = attention.heads, attention.kv_heads, attention.head_dim
+    value_dim, through = attention.value_dim or head_dim, attention.projections
+    yield from linear("query", heads * head_dim, width, "q" in through.bias)
+    yield from linear("key", kv_heads * head_dim, source, "k" in through.bias)
+    yield from linear("value", kv_heads * value_dim, source, "v" in through.bias)
+    yield from linear("output", width, heads * value_dim, "o" in through.bias)
+    if through.gate:
+        yield from linear("gate", heads * value_dim, width)
+    yield from part("query_norm", through.norm, *through.norm_sizes(heads, head_dim))
+    yield from part("key_norm", through.norm, *through.norm_sizes(kv_heads, head_dim))
+    if getattr(attention.score, "sink", False):
+        yield vector("sink", heads)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention(Node):
+    """Keys and values from one small latent that is all the cache keeps. DeepSeek-V2, section 2.1 (MLA).
+
+    Queries and keys are `head_dim` content dimensions and `rotary_dim` rotated ones; the rotated
+    key is shared by all heads. `query_rank` None: queries are projected directly.
+    """
+
+    heads: int
+    head_dim: int
+    rotary_dim: int
+    value_dim: int
+    rank: int
+    query_rank: int | None = None
+    score: Score = Score()
+    position: Rotary | None = None
+    mask: Mask = Causal()
+    norm: Norm = RMSNorm()
+    bias: str = field(default="", kw_only=True)  # of "a" (the two down-projections) and "o"
+
+    role = "attention"
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        (width,) = sizes
+        queries = self.heads * (self.head_dim + self.rotary_dim)
+        if self.query_rank is None:
+            yield from linear("query", queries, width)
+        else:
+            yield from linear("query_down", self.query_rank, width, "a" in self.bias)
+            yield from part("query_norm", self.norm, self.query_rank)
+            yield from linear("query_up", queries, self.query_rank)
+        yield from linear("latent", self.rank + self.rotary_dim, width, "a" in self.bias)
+        yield from part("latent_norm", self.norm, self.rank)
+        yield from linear("key_up", self.heads * self.head_dim, self.rank)
+        yield from linear("value_up", self.heads * self.value_dim, self.rank)
+        yield from linear("output", width, self.heads * self.value_dim, "o" in self.bias)
+
+    def cache_values(self, length: int, source: int) -> int:
+        return (self.rank + self.rotary_dim) * length
+
+    def mixing_flops(self, length: int, source: int) -> int:
+        per_pair = 2 * self.heads * (self.head_dim + self.rotary_dim + self.value_dim)
+        return per_pair * self.mask.pairs(length)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta(Node):
+    """Linear attention whose state forgets by a gate and corrects by the delta rule. Yang et al. 2024.
+
+    The state is (value_heads, key_dim, value_dim) in fp32 whatever the length; a causal depthwise
+    convolution of `convolution` steps runs over queries, keys and values first.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    convolution: int = 4
+    norm: Norm = RMSNorm()
+    activation: str = "silu"
+
+    role = "mixer"
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values side by side."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        (width,) = sizes
+        values = self.value_heads * self.value_dim
+        yield from linear("query", self.key_heads * self.key_dim, width)
+        yield from linear("key", self.key_heads * self.key_dim, width)
+        yield from linear("value", values, width)
+        yield from linear("gate", values, width)
+        yield from linear("beta", self.value_heads, width)
+        yield from linear("decay", self.value_heads, width)
+        yield vector("convolution.weight", self.channels, self.convolution)
+        yield vector("decay_bias", self.value_heads)
+        yield vector("decay_log", self.value_heads)
+        yield from part("norm", self.norm, self.value_dim)
+        yield from linear("output", width, values)
+
+    def state_values(self) -> tuple[int, int]:
+        """Values kept in fp32 (the state) and in the cache's own type (the convolution's last inputs)."""
+        return (
+            self.value_heads * self.key_dim * self.value_dim,
+            self.channels * (self.convolution - 1),
+        )
+
+    def mixing_flops(self, length: int, source: int) -> int:
+        # a token: read k, write the correction, read q (2 each), and the convolution
+        state = 6 * self.value_heads * self.key_dim * self.value_dim
+        return length * (state + 2 * self.channels * self.convolution)

@@ -1,0 +1,110 @@
+"""What happens to each position on its own: dense, gated, or a choice of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qkv.spec.node import Node, Tensor, linear, part, vector
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwish(Node):
+    """min(x, limit) * sigmoid(alpha * min(x, limit)), gating clamp(up, -limit, limit) + offset. gpt-oss."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
+    offset: float = 1.0
+
+
+Activation = str | ClampedSwish
+
+
+@dataclass(frozen=True, slots=True)
+class Dense(Node):
+    """down(activation(up(x))). Vaswani et al. 2017, section 3.3."""
+
+    activation: Activation
+    hidden: int
+    bias: bool = True
+
+    role = "feed_forward"
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        (width,) = sizes
+        yield from linear("up", self.hidden, width, self.bias)
+        yield from linear("down", width, self.hidden, self.bias)
+
+    def mixing_flops(self, length: int, source: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gated(Node):
+    """down(activation(gate(x)) * up(x)). Shazeer 2020: "silu" is SwiGLU, "gelu" GEGLU, "sigmoid" GLU."""
+
+    activation: Activation
+    hidden: int
+    bias: bool = False
+
+    role = "feed_forward"
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        (width,) = sizes
+        yield from linear("gate", self.hidden, width, self.bias)
+        yield from linear("up", self.hidden, width, self.bias)
+        yield from linear("down", width, self.hidden, self.bias)
+
+    def mixing_flops(self, length: int, source: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Router(Node):
+    """Which experts a token goes to, and with what weights.
+
+    `score` is "softmax" or "sigmoid" of the logits. `normalise`: the chosen weights are made to
+    sum to 1. `scale` multiplies them. `bias`: the logits have a learned bias. `balance`: a bias
+    that takes part in choosing but not in weighing (DeepSeek-V3). `groups`: experts are in groups
+    of which the best `top_groups` are eligible, ranked by the sum of their `group_best` best scores
+    (DeepSeek-V3: 2, V2: 1). `scales` says what the weight multiplies: the expert's "output", or its
+    "input" (Llama 4).
+    """
+
+    score: str = "softmax"
+    normalise: bool = True
+    scale: float = 1.0
+    bias: bool = False
+    balance: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 2
+    scales: str = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class Experts(Node):
+    """`count` experts of which each token uses `top_k`, and one shared expert that all tokens use."""
+
+    count: int
+    top_k: int
+    expert: Dense | Gated
+    router: Router = Router()
+    shared_expert: Dense | Gated | None = None
+    shared_gate: bool = False
+
+    role = "feed_forward"
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        (width,) = sizes
+        yield from linear("router", self.count, width, self.router.bias)
+        if self.router.balance:
+            yield vector("router.balance", self.count)
+        for tensor in part("expert", self.expert, width):
+            yield tensor._replace(shape=(self.count, *tensor.shape), used=tensor.size * self.top_k)
+        yield from part("shared_expert", self.shared_expert, width)
+        if self.shared_gate:
+            yield from linear("shared_gate", 1, width)
+
+    def mixing_flops(self, length: int, source: int) -> int:
+        return 0

@@ -1,0 +1,147 @@
+"""Layers: lists of residual steps, and the arrangements the literature has names for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qkv.spec.attention import Attention, CrossAttention, GatedDelta, LatentAttention
+from qkv.spec.feed_forward import Dense, Experts, Gated
+from qkv.spec.node import Node, Tensor, part, product_flops, vector
+from qkv.spec.norms import LayerNorm, Norm
+
+Mixer = Attention | CrossAttention | LatentAttention | GatedDelta | Dense | Gated | Experts
+
+
+@dataclass(frozen=True, slots=True)
+class Branch(Node):
+    """A mixer behind a norm of its own, for steps whose branches are normalised apart."""
+
+    mixer: Mixer
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gate(Node):
+    """A learned factor on a step's output: one "scalar" or one a "channel", through an activation if given.
+
+    Flamingo's is a scalar through tanh (Alayrac et al. 2022, section 2.2), CaiT's LayerScale one a channel.
+    """
+
+    over: str = "scalar"
+    activation: str | None = None
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        yield vector("weight", *(sizes if self.over == "channel" else (1,)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sublayer(Node):
+    """One residual step: x <- post(skip * x + gate * scale * after(sum of branch_i(norm_i(before(x)))))."""
+
+    branches: tuple[Branch, ...]
+    before: Norm | None = None
+    after: Norm | None = None
+    post: Norm | None = None
+    skip: float = 1.0
+    scale: float = 1.0
+    gate: Gate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer(Node):
+    """Any number of residual steps, in order."""
+
+    sublayers: tuple[Sublayer, ...]
+
+    def named(self) -> list[tuple[Sublayer, str, list[tuple[str, Branch]]]]:
+        """Each step with its name and its branches' names.
+
+        A branch is called by its mixer's role (attention, cross, feed_forward, mixer; from the
+        second of a kind on with a number), a step by its first branch.
+        """
+        seen: dict[str, int] = {}
+        steps = []
+        for sublayer in self.sublayers:
+            names = []
+            for branch in sublayer.branches:
+                role = branch.mixer.role
+                seen[role] = seen.get(role, 0) + 1
+                names.append((role if seen[role] == 1 else f"{role}_{seen[role]}", branch))
+            steps.append((sublayer, names[0][0], names))
+        return steps
+
+    def mixers(self) -> list[tuple[str, Mixer]]:
+        return [(name, branch.mixer) for _, _, names in self.named() for name, branch in names]
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        for sublayer, step, branches in self.named():
+            yield from part(f"{step}_before", sublayer.before, *sizes)
+            for name, branch in branches:
+                yield from part(f"{name}_norm", branch.norm, *sizes)
+                yield from part(name, branch.mixer, *sizes)
+            yield from part(f"{step}_after", sublayer.after, *sizes)
+            yield from part(f"{step}_gate", sublayer.gate, *sizes)
+            yield from part(f"{step}_post", sublayer.post, *sizes)
+
+    def flops(self, width: int, length: int, source: int = 0) -> int:
+        """Of `length` rows, reading `source` rows of another stack: see `Model.flops`."""
+        total = 0
+        for _, mixer in self.mixers():
+            total += mixer.mixing_flops(length, source)
+            cross = mixer.role == "cross"
+            for tensor in mixer.tensors(width):
+                first = tensor.name.split(".")[0]
+                if first != "position":
+                    rows = source if cross and first in ("key", "value") else length
+                    total += rows * product_flops((tensor,))
+            if isinstance(mixer, Attention) and mixer.position is not None:
+                pairs = mixer.mask.pairs(length)
+                total += mixer.position.flops(width, mixer.heads, mixer.head_dim, length, pairs)
+        return total
+
+    def children(self) -> dict[str, object]:
+        """Named as the parameters are, so that a path reads the same everywhere.
+
+        `steps` says which branches stand side by side (+) and which follow one another.
+        """
+        steps = ", ".join(" + ".join(name for name, _ in names) for _, _, names in self.named())
+        found: dict[str, object] = {"shared": self.shared, "steps": steps}
+        for sublayer, step, branches in self.named():
+            for slot in ("before", "after", "post", "gate", "skip", "scale"):
+                found[f"{step}_{slot}"] = getattr(sublayer, slot)
+            for name, branch in branches:
+                found[f"{name}_norm"], found[name] = branch.norm, branch.mixer
+        return found
+
+
+def step(*mixers: Mixer, **slots: object) -> Sublayer:
+    """A residual step over mixers that share its slots."""
+    return Sublayer(tuple(Branch(mixer) for mixer in mixers), **slots)  # type: ignore[arg-type]
+
+
+def pre_norm(*mixers: Mixer, norm: Norm = LayerNorm(), scale: float = 1.0) -> Layer:
+    """x + F(norm(x)) for each mixer in turn; the stack needs a final norm."""
+    return Layer(tuple(step(mixer, before=norm, scale=scale) for mixer in mixers))
+
+
+def post_norm(*mixers: Mixer, norm: Norm = LayerNorm(), skip: float = 1.0) -> Layer:
+    """norm(x + F(x)): the original arrangement; `skip` is DeepNorm's alpha."""
+    return Layer(tuple(step(mixer, post=norm, skip=skip) for mixer in mixers))
+
+
+def sandwich(*mixers: Mixer, norm: Norm = LayerNorm()) -> Layer:
+    """x + norm(F(norm(x))): Gemma 2 and 3."""
+    return Layer(tuple(step(mixer, before=norm, after=norm) for mixer in mixers))
+
+
+def reordered(*mixers: Mixer, norm: Norm = LayerNorm()) -> Layer:
+    """x + norm(F(x)): OLMo 2, Swin V2."""
+    return Layer(tuple(step(mixer, after=norm) for mixer in mixers))
+
+
+def parallel(*mixers: Mixer, norm: Norm = LayerNorm(), norms: int = 1) -> Layer:
+    """x + F(norm(x)) + G(norm(x)), with one norm for all (GPT-J, Cohere) or one each (GPT-NeoX)."""
+    if norms == 1:
+        return Layer((step(*mixers, before=norm),))
+    return Layer((Sublayer(tuple(Branch(mixer, norm) for mixer in mixers)),))
