@@ -130,11 +130,11 @@ def _stack_names(stack: Stack) -> Iterator[str]:
     yield "embedding"
     for i, layer in enumerate(stack.layers):
         yield f"layers.{i}.input"
-        for name, mixer in layer.mixers():
-            for point in mixer_points(mixer):
-                yield f"layers.{i}.{name}.{point}"
-        if len(layer.sublayers) > 1:
-            yield f"layers.{i}.middle"
+        for place, (_, _, branches) in enumerate(layer.named()):
+            for name, branch in branches:
+                yield from (f"layers.{i}.{name}.{point}" for point in mixer_points(branch.mixer))
+            if place == 0 and len(layer.sublayers) > 1:
+                yield f"layers.{i}.middle"
         yield f"layers.{i}.output"
     yield "final"
 

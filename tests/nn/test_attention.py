@@ -1,0 +1,94 @@
+"""Scaled dot-product attention against independent implementations, and why it is scaled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from qkv.nn import Layout, NoTap
+from qkv.nn.attention import Attention
+from qkv.nn.backends import Reference, normalise
+from qkv.spec import Attention as Node, Causal, Everything, Projections, Score
+from tests.support import assert_close
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize("mask", [Causal(), Everything()], ids=["causal", "everything"])
+def test_equals_torch(heads: int, kv_heads: int, mask: Causal | Everything) -> None:
+    """D7, D24b: torch's own attention, grouped heads repeated by interleaving."""
+    q, k, v = torch.randn(2, heads, 9, 8), torch.randn(2, kv_heads, 9, 8), torch.randn(2, kv_heads, 9, 5)
+    visible = Layout.unpadded(2, 9).visible(mask)
+    ours = Reference().attend(q, k, v, visible, Score())
+    k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
+    assert_close(ours, F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None]))
+
+
+def test_equals_torch_multihead_attention_with_the_same_weights() -> None:
+    """D7: nn.MultiheadAttention, biases included."""
+    theirs = nn.MultiheadAttention(12, 3, batch_first=True)
+    nn.init.normal_(theirs.in_proj_bias), nn.init.normal_(theirs.out_proj.bias)
+    ours = Attention(Node(3, 3, 4, mask=Everything(), projections=Projections(bias="qkvo")), 12)
+    with torch.no_grad():
+        parts = zip(theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3), strict=True)
+        for linear, (weight, bias) in zip((ours.query, ours.key, ours.value), parts, strict=True):
+            linear.weight.copy_(weight), linear.bias.copy_(bias)  # type: ignore[union-attr]
+        ours.output.weight.copy_(theirs.out_proj.weight), ours.output.bias.copy_(theirs.out_proj.bias)
+    x = torch.randn(2, 7, 12)
+    assert_close(ours(x, Layout.unpadded(2, 7)), theirs(x, x, x)[0])
+
+
+def test_heads_in_a_batch_equal_heads_in_a_loop() -> None:
+    """D7: the reshape keeps each head's dimensions together."""
+    module = Attention(Node(4, 2, 6, mask=Causal()), 10)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    x, layout = torch.randn(1, 5, 10), Layout.unpadded(1, 5)
+    total = torch.zeros(1, 5, 10)
+    for head in range(4):
+        rows, shared = slice(6 * head, 6 * head + 6), slice(6 * (head // 2), 6 * (head // 2) + 6)
+        q, k, v = (x @ w.T for w in (module.query.weight[rows], module.key.weight[shared],
+                                     module.value.weight[shared]))  # fmt: skip
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        total = total + mixed @ module.output.weight[:, rows].T
+    assert_close(module(x, layout), total)
+
+
+@pytest.mark.parametrize(("dims", "variance"), [(16, 16), (64, 64), (256, 256)])
+def test_products_of_unit_variance_vectors_have_variance_head_dim(dims: int, variance: int) -> None:
+    """D7: why the scale is 1 / sqrt(head_dim)."""
+    q, k = torch.randn(40_000, dims), torch.randn(40_000, dims)
+    products = (q * k).sum(-1)
+    assert float(products.var()) == pytest.approx(variance, rel=0.03)
+    assert float((products / dims**0.5).var()) == pytest.approx(1, rel=0.03)
+
+
+def test_weights_sum_to_one_where_something_is_visible() -> None:
+    scores = torch.randn(2, 3, 5, 7).masked_fill(torch.rand(2, 3, 5, 7) < 0.4, float("-inf"))
+    scores[0, 0, 0] = float("-inf")
+    weights = normalise(scores)
+    visible = (scores > float("-inf")).any(-1)
+    assert torch.allclose(weights.sum(-1), visible.float(), atol=1e-6)
+    assert (weights[scores == float("-inf")] == 0).all()
+
+
+def test_large_scores_do_not_overflow() -> None:
+    """D7: the row's largest is subtracted first."""
+    weights = normalise(torch.tensor([[[[1e4, 1e4, -1e4]]]]))
+    assert weights.tolist() == [[[[0.5, 0.5, 0.0]]]]
+
+
+def test_a_sink_takes_weight_and_gives_nothing() -> None:
+    """One visible score of 0 and a sink of 0: half the weight is left."""
+    weights = normalise(torch.zeros(1, 2, 1, 1), torch.tensor([0.0, 1e9]))
+    assert weights.flatten().tolist() == [0.5, 0.0]
+
+
+def test_a_cap_bounds_scores() -> None:
+    """Gemma 2: cap * tanh(score / cap)."""
+    q, k, v = torch.randn(1, 1, 4, 8) * 30, torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)
+    visible = Layout.unpadded(1, 4).visible(Everything())
+    scores = 5.0 * torch.tanh((q @ k.transpose(-1, -2)) * 8**-0.5 / 5.0)
+    expected = scores.softmax(-1) @ v
+    assert_close(Reference().attend(q, k, v, visible, Score(cap=5.0), tap=NoTap()), expected)

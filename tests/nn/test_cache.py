@@ -1,0 +1,156 @@
+"""The cache: positions, room, reset, and staying intact after an error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qkv.errors import CapacityError, RequestError
+from qkv.nn import ContiguousCache, Layout
+from qkv.spec import DynamicNTK, Rotary
+from tests.matrix.variants import VARIANTS, VOCAB, attention, of
+from tests.support import assert_close, random_model
+
+SPEC = VARIANTS["grouped"]
+
+
+def tokens(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(0, VOCAB, (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+def test_a_second_chunk_counts_on_and_sees_the_first() -> None:
+    """Case C3: 40 tokens in chunks of 32: positions 32 to 39, 8 queries, 40 keys."""
+    cache = ContiguousCache(SPEC.trunk, 1, 40)
+    cache.extend(Layout.unpadded(1, 32))
+    layout = cache.extend(Layout.unpadded(1, 8))
+    assert layout.positions.tolist() == [list(range(32, 40))]
+    assert layout.key_positions.tolist() == [list(range(40))]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 32, 40])
+def test_chunks_of_any_size_equal_one_pass(chunk: int) -> None:
+    """Case C3."""
+    model, ids = random_model(SPEC), tokens(1, 40)
+    cache = ContiguousCache(SPEC.trunk, 1, 40)
+    pieces = [model(piece, cache=cache) for piece in ids.split(chunk, dim=1)]
+    assert_close(torch.cat(pieces, 1), model(ids))
+
+
+def test_a_reset_cache_is_as_new() -> None:
+    """Case C5: 5 tokens, reset, 3: length 3 and the result of a fresh cache."""
+    model, ids = random_model(SPEC), tokens(1, 8)
+    cache = ContiguousCache(SPEC.trunk, 1, 8)
+    model(ids[:, :5], cache=cache)
+    cache.reset()
+    assert cache.length == 0
+    again = model(ids[:, 5:], cache=cache)
+    assert cache.length == 3
+    assert torch.equal(again, model(ids[:, 5:], cache=ContiguousCache(SPEC.trunk, 1, 8)))
+
+
+def test_another_batch_is_refused_and_the_cache_still_serves() -> None:
+    """Case C5: a cache for 4 rows given 8."""
+    model, ids = random_model(SPEC), tokens(8, 6)
+    cache = ContiguousCache(SPEC.trunk, 4, 6)
+    first = model(ids[:4, :3], cache=cache)
+    with pytest.raises(RequestError, match="holds 4 rows and the call has 8"):
+        model(ids[:, 3:], cache=cache)
+    rest = model(ids[:4, 3:], cache=cache)
+    assert_close(torch.cat([first, rest], 1), model(ids[:4]))
+
+
+def test_prompt_and_new_tokens_need_all_but_one_slot() -> None:
+    """Case C7: prompt 32 and 16 new fit 47 slots; 46 are refused before anything is written."""
+    model, ids = random_model(SPEC), tokens(1, 48)
+
+    def run(capacity: int) -> ContiguousCache:
+        cache = ContiguousCache(SPEC.trunk, 1, capacity)
+        model(ids[:, :32], cache=cache)
+        for at in range(32, 47):  # the 16th new token is chosen, never looked back at
+            model(ids[:, at : at + 1], cache=cache)
+        return cache
+
+    assert run(47).length == 47
+    with pytest.raises(CapacityError, match="room for 46 tokens and the call needs 47"):
+        run(46)
+
+
+def test_overflow_leaves_the_cache_as_it_was() -> None:
+    """Case C7."""
+    model, ids = random_model(SPEC), tokens(1, 8)
+    cache = ContiguousCache(SPEC.trunk, 1, 6)
+    model(ids[:, :4], cache=cache)
+    before = [tensor.clone() for pair in cache.layers.values() for tensor in pair]
+    with pytest.raises(CapacityError):
+        model(ids[:, 4:8], cache=cache)
+    after = [tensor for pair in cache.layers.values() for tensor in pair]
+    assert cache.length == 4 and all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert_close(model(ids[:, 4:6], cache=cache), model(ids[:, :6])[:, 4:])
+
+
+def test_a_call_that_fails_halfway_is_forgotten() -> None:
+    model, ids = random_model(SPEC), tokens(1, 8)
+    cache = ContiguousCache(SPEC.trunk, 1, 8)
+    model(ids[:, :4], cache=cache)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("in the second layer")
+
+    handle = model.decoder.layers[1].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="second layer"):
+        model(ids[:, 4:], cache=cache)
+    handle.remove()
+    assert cache.length == 4
+    assert_close(model(ids[:, 4:], cache=cache), model(ids)[:, 4:])
+
+
+@pytest.mark.parametrize("keep", [0, 1, 5, 7])
+def test_rolling_back_equals_never_having_run(keep: int) -> None:
+    """D27: after a rejected guess the cache goes on from any earlier place."""
+    model, ids, wrong = random_model(SPEC), tokens(1, 10), tokens(1, 17)[:, 10:]
+    cache = ContiguousCache(SPEC.trunk, 1, 16)
+    model(torch.cat([ids[:, :keep], wrong], 1), cache=cache)
+    cache.truncate(keep)
+    assert_close(model(ids[:, keep:], cache=cache), model(ids)[:, keep:])
+
+
+def test_a_long_call_does_not_change_a_later_short_one() -> None:
+    """Case P7 on a whole model, and D17: keys are kept before rotation, so a grown base turns old ones too."""
+    node = of(attention(position=Rotary(100.0, scaling=DynamicNTK(2.0, 8))))
+    model, ids = random_model(node), tokens(1, 16)
+    short = model(ids[:, :8])
+    model(ids)
+    assert torch.equal(model(ids[:, :8]), short)
+    cache = ContiguousCache(node.trunk, 1, 16)
+    seen = {}
+
+    def first_layer_keys(cached: ContiguousCache | None) -> torch.Tensor:
+        layer = model.decoder.layers[0].attention
+        attend = layer.backend.attend
+
+        class Keys:
+            name = "keys"
+
+            def attend(self, query: torch.Tensor, key: torch.Tensor, *rest: object, **more: object) -> object:
+                seen["keys"] = key
+                return attend(query, key, *rest, **more)
+
+        layer.backend = Keys()
+        for piece in ids.split(4, dim=1) if cached else [ids]:
+            model(piece, cache=cached)
+        layer.backend = type(model.decoder.layers[1].attention).backend
+        return seen["keys"]
+
+    assert_close(first_layer_keys(cache), first_layer_keys(None))
+
+
+def test_documents_and_a_cache_do_not_mix() -> None:
+    cache = ContiguousCache(SPEC.trunk, 1, 8)
+    with pytest.raises(RequestError, match="Packed documents"):
+        cache.extend(Layout.packed([2, 3]))
+
+
+def test_the_bytes_of_a_cache_are_those_the_description_counts() -> None:
+    """D31: 2 * layers * kv_heads * head_dim * bytes a token."""
+    cache = ContiguousCache(SPEC.trunk, 3, 10)
+    assert cache.bytes == 3 * SPEC.cache_bytes(10, bytes_per_value=4)

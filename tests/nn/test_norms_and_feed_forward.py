@@ -1,0 +1,105 @@
+"""Norms and feed-forwards: golden values, laws, torch's own modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from qkv import spec
+from qkv.nn.build import build
+from qkv.nn.feed_forward import activation
+from tests.support import assert_close
+
+
+def norm(node: spec.Norm, size: int = 4) -> torch.nn.Module:
+    module = build(node, size)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.fill_(0.0 if name == "bias" or getattr(node, "offset", 0) else 1.0)
+    return module
+
+
+X = torch.tensor([[1.0, 2, 3, 4]])
+
+
+def test_the_golden_values_of_d21() -> None:
+    layer = norm(spec.LayerNorm(eps=0.0))(X)
+    assert torch.allclose(layer, torch.tensor([[-1.341641, -0.447214, 0.447214, 1.341641]]), atol=1e-6)
+    rms = norm(spec.RMSNorm(eps=0.0))(X)
+    assert torch.allclose(rms, torch.tensor([[0.365148, 0.730297, 1.095445, 1.460593]]), atol=1e-6)
+    assert torch.allclose(norm(spec.RMSNorm(eps=0.0, offset=1.0))(X), rms)
+
+
+def test_layer_norm_equals_torch() -> None:
+    module = norm(spec.LayerNorm(1e-3), 16)
+    torch.nn.init.normal_(module.weight), torch.nn.init.normal_(module.bias)
+    x = torch.randn(3, 5, 16)
+    assert_close(module(x), F.layer_norm(x, (16,), module.weight, module.bias, 1e-3))
+
+
+def test_rms_norm_equals_torch() -> None:
+    module = norm(spec.RMSNorm(1e-3), 16)
+    torch.nn.init.normal_(module.weight)
+    x = torch.randn(3, 5, 16)
+    assert_close(module(x), F.rms_norm(x, (16,), module.weight, 1e-3))
+
+
+def test_rms_norm_ignores_scale_but_not_shift() -> None:
+    """D21."""
+    module = norm(spec.RMSNorm(eps=0.0), 16)
+    x = torch.randn(2, 16)
+    assert_close(module(7 * x), module(x))
+    assert (module(x + 1) - module(x)).abs().max() > 0.1
+    both = norm(spec.LayerNorm(eps=0.0), 16)
+    assert_close(both(7 * x + 3), both(x), 1e-4)
+
+
+def test_statistics_are_fp32() -> None:
+    """Squares of 300 overflow half precision; the norm does not."""
+    x = torch.full((1, 8), 300.0, dtype=torch.float16)
+    out = norm(spec.RMSNorm(), 8).half()(x)
+    assert out.dtype == torch.float16 and torch.allclose(out.float(), torch.ones(1, 8), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("gelu", 0.841345), ("gelu_tanh", 0.841192), ("silu", 0.731059), ("relu2", 1.0)]
+)
+def test_activations_at_one(name: str, value: float) -> None:
+    """D22."""
+    assert float(activation(name)(torch.ones(()))) == pytest.approx(value, abs=1e-6)
+
+
+def test_the_two_gelus_differ_by_at_most_4_74e_4() -> None:
+    """D22: the largest difference, 4.7324e-4, is at |x| = 2.699."""
+    x = torch.linspace(-6, 6, 120_001, dtype=torch.float64)
+    gap = (activation("gelu")(x) - activation("gelu_tanh")(x)).abs()
+    assert float(gap.max()) == pytest.approx(4.7324e-4, abs=1e-8)
+    assert abs(float(x[gap.argmax()])) == pytest.approx(2.699, abs=1e-3)
+
+
+def test_a_gated_feed_forward_is_its_formula() -> None:
+    module = build(spec.Gated("silu", 6), 4)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(2, 3, 4)
+    up, gate, down = module.up.weight, module.gate.weight, module.down.weight
+    assert_close(module(x), (F.silu(x @ gate.T) * (x @ up.T)) @ down.T)
+
+
+@pytest.mark.parametrize(
+    ("width", "multiple", "factor", "hidden"),
+    [
+        (4096, 256, 1, 11008),
+        (5120, 256, 1, 13824),
+        (8192, 256, 1, 22016),
+        (8192, 4096, 1.3, 28672),
+        (4096, 1024, 1.3, 14336),
+    ],
+)
+def test_two_thirds_of_four_widths_rounded_up(width: int, multiple: int, factor: float, hidden: int) -> None:
+    """D22: the hidden sizes of Llama come from this rule, and gated at 8d/3 costs what ungated at 4d does."""
+    wanted = int(int(2 * 4 * width / 3) * factor)
+    assert -(-wanted // multiple) * multiple == hidden
+    gated = sum(t.size for t in spec.Gated("silu", 8 * 384 // 3).tensors(384))
+    assert gated == sum(t.size for t in spec.Dense("relu", 4 * 384, bias=False).tensors(384))

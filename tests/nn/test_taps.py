@@ -1,0 +1,119 @@
+"""Taps: every named point can be read and replaced, and nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qkv.errors import RequestError
+from qkv.nn import Taps, Transformer, tap_names
+from tests.matrix.variants import VARIANTS, VOCAB
+from tests.support import random_model
+
+SPEC = VARIANTS["grouped"]
+NAMES = tap_names(SPEC)
+TOKENS = torch.randint(0, VOCAB, (2, 5), generator=torch.Generator().manual_seed(4))
+SHAPES = {
+    "embedding": (2, 5, 16),
+    "layers.1.input": (2, 5, 16),
+    "layers.1.attention.query": (2, 4, 5, 6),
+    "layers.1.attention.key": (2, 2, 5, 6),
+    "layers.1.attention.value": (2, 2, 5, 6),
+    "layers.1.attention.scores": (2, 4, 5, 5),
+    "layers.1.attention.weights": (2, 4, 5, 5),
+    "layers.1.attention.heads": (2, 5, 4, 6),
+    "layers.1.attention.output": (2, 5, 16),
+    "layers.1.middle": (2, 5, 16),
+    "layers.1.feed_forward.hidden": (2, 5, 24),
+    "layers.1.feed_forward.output": (2, 5, 16),
+    "layers.1.output": (2, 5, 16),
+    "final": (2, 5, 16),
+    "logits": (2, 5, VOCAB),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return random_model(SPEC)
+
+
+def test_the_points_are_those_the_design_names() -> None:
+    assert [name for name in NAMES if ".0." not in name] == list(SHAPES)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_reading_gives_the_value_and_changes_nothing(model: Transformer, name: str) -> None:
+    taps = Taps([name], NAMES)
+    assert torch.equal(model(TOKENS, tap=taps), model(TOKENS))
+    assert list(taps) == [name] and tuple(taps[name].shape) == SHAPES[name]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_replacing_with_itself_changes_nothing_and_with_another_does(model: Transformer, name: str) -> None:
+    plain = model(TOKENS)
+    assert torch.equal(model(TOKENS, tap=Taps({name: lambda x: x.clone()}, NAMES)), plain)
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.isfinite(), x * 0.5 + 0.1 * torch.arange(x.shape[-1]), x)
+
+    changed = model(TOKENS, tap=Taps({name: other}, NAMES))
+    assert (changed - plain).abs().max() > 1e-4
+
+
+def test_what_is_read_is_what_was_put_there(model: Transformer) -> None:
+    taps = Taps({"layers.0.output": lambda x: torch.zeros_like(x), "layers.1.input": None}, NAMES)
+    model(TOKENS, tap=taps)
+    assert (taps["layers.1.input"] == 0).all()
+
+
+def test_replaced_keys_are_what_later_tokens_see(model: Transformer) -> None:
+    """With a cache too: the replacement is stored."""
+    from qkv.nn import ContiguousCache
+
+    changes = {"layers.0.attention.key": lambda x: x * 2}
+    whole = model(TOKENS, tap=Taps(changes, NAMES))
+    cache = ContiguousCache(SPEC.trunk, 2, 5)
+    pieces = [model(TOKENS[:, i : i + 1], cache=cache, tap=Taps(changes, NAMES)) for i in range(5)]
+    assert torch.allclose(torch.cat(pieces, 1), whole, atol=1e-5)
+
+
+def test_weights_are_shares_and_hidden_ones_zero(model: Transformer) -> None:
+    taps = Taps(["layers.*.attention.weights"], NAMES)
+    model(TOKENS, tap=taps)
+    for name in taps:
+        assert torch.allclose(taps[name].sum(-1), torch.ones(2, 4, 5), atol=1e-6)
+        assert (taps[name].triu(1) == 0).all()
+
+
+def test_gradients_flow_to_what_is_read(model: Transformer) -> None:
+    taps = Taps(["layers.0.attention.heads"], NAMES)
+    out = model(TOKENS, tap=taps)
+    (gradient,) = torch.autograd.grad(out.sum(), taps["layers.0.attention.heads"])
+    assert gradient.shape == (2, 5, 4, 6) and gradient.abs().max() > 0
+
+
+def test_history_holds_one_value_a_pass(model: Transformer) -> None:
+    taps = Taps(["final"], NAMES)
+    model(TOKENS, tap=taps)
+    model(TOKENS[:, :2], tap=taps)
+    assert [value.shape[1] for value in taps.history["final"]] == [5, 2]
+    assert taps["final"].shape[1] == 2
+
+
+def test_an_unknown_point_is_an_error_that_lists_those_there_are() -> None:
+    with pytest.raises(RequestError, match=r"No point is called 'layers.9.output'.*layers\.\*\.output"):
+        Taps(["layers.9.output"], NAMES)
+
+
+def test_a_replacement_of_another_shape_is_refused(model: Transformer) -> None:
+    with pytest.raises(RequestError, match=r"'final' has shape \(2, 16\); it must be \(2, 5, 16\)"):
+        model(TOKENS, tap=Taps({"final": lambda x: x[:, 0]}, NAMES))
+
+
+def test_what_was_not_asked_for_is_not_there(model: Transformer) -> None:
+    taps = Taps(["final"], NAMES)
+    with pytest.raises(RequestError, match="no pass has run"):
+        taps["final"]
+    model(TOKENS, tap=taps)
+    with pytest.raises(RequestError, match="was not tapped"):
+        taps["logits"]
