@@ -240,7 +240,7 @@ def _alignment(reader: _Reader, metadata: dict[str, Any]) -> int:
     if not sound or alignment & (alignment - 1):
         reader.fail(
             f"has the alignment {shown(str(alignment))}; "
-            f"it must be a power of two from 8 to {LARGEST_ALIGNMENT:,}"
+            f"it must be an integer, a power of two from 8 to {LARGEST_ALIGNMENT:,}"
         )
     return alignment
 

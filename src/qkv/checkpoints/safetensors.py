@@ -114,14 +114,15 @@ def _read_folder(folder: Path) -> dict[str, StoredTensor]:
         if single.is_file() and SINGLE not in _weight_map(index).values():
             # transformers would read the single file, others the shards; only the user can tell.
             raise CheckpointError(
-                f"{folder} has {SINGLE}, and {INDEX} with other files: two models; pass the path of one of them."
+                f"{folder} has {SINGLE}, and {INDEX} names other files; "
+                "pass the path of the one that is meant."
             )
         return _read_shards(index)
     if single.is_file():
         return _read_file(single)
     files = sorted(each for each in folder.iterdir() if each.is_file())
     if not files:
-        raise SourceError(f"{folder} is empty.")
+        raise SourceError(f"{folder} holds no files.")
     missing = f"{folder} has neither {SINGLE} nor {INDEX}"
     for file in files:
         if file.name.endswith((".safetensors", ".safetensors.index.json", ".gguf")):
