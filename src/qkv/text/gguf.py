@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
@@ -41,6 +42,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             added=file.added,
             controls=file.controls,
             named=named,
+            unknown=kind.unknown,
             ends=frozenset(named[end] for end in ("eos", "eot", "eom") if end in named),
             before=_edge(file, "tokenizer.ggml.add_bos_token", kind.adds_bos, named.get("bos")),
             after=(
@@ -59,6 +61,7 @@ class _Kind:
     pipeline: tokenizers.Tokenizer
     tokens: Sequence[str]
     pieces: Pieces
+    unknown: int | None = None
     adds_bos: bool = False
     adds_eos: bool = False
     adds_sep: bool = False
@@ -110,16 +113,20 @@ def _llama(file: GgufVocabulary) -> _Kind:
     )
     specials = frozenset(token.id for token in file.added if token.special)
     written = Pieces(file.tokens, sentencepiece, specials, drops_space=prefix)
-    return _Kind(pipeline=pipeline, tokens=file.tokens, pieces=written, adds_bos=True)
+    return _Kind(
+        pipeline=pipeline, tokens=file.tokens, pieces=written, unknown=file.named.get("unk"), adds_bos=True
+    )
 
 
 def _bert(file: GgufVocabulary) -> _Kind:
     """WordPiece. GGUF marks the beginning of a word with U+2581 where BERT marks the inside with ##."""
     tokens = [_bert_token(file, id) for id in range(len(file.tokens))]
+    if len(set(tokens)) != len(tokens):
+        raise TokenizerError("tokenizer.ggml.tokens holds one WordPiece twice.")
     if "unk" not in file.named:
         raise TokenizerError("tokenizer.ggml.unknown_token_id is missing.")
     model = models.WordPiece(file.keys(tokens), unk_token=file.unknown(), max_input_chars_per_word=100)
-    # The file does not say whether case matters; a vocabulary without upper case does.
+    # The file does not say whether case matters; a vocabulary with upper case says it does.
     lowercase = not any(
         token.isascii() and token != token.lower() and not token.startswith("[") for token in tokens
     )
@@ -127,7 +134,14 @@ def _bert(file: GgufVocabulary) -> _Kind:
         model, normalizers.BertNormalizer(lowercase=lowercase), pre_tokenizers.BertPreTokenizer()
     )
     pieces = Pieces(tokens, wordpiece, drops_space=True)
-    return _Kind(pipeline=pipeline, tokens=tokens, pieces=pieces, adds_bos=True, adds_sep=True)
+    return _Kind(
+        pipeline=pipeline,
+        tokens=tokens,
+        pieces=pieces,
+        unknown=file.named["unk"],
+        adds_bos=True,
+        adds_sep=True,
+    )
 
 
 def _bert_token(file: GgufVocabulary, id: int) -> str:
@@ -157,13 +171,14 @@ def _t5(file: GgufVocabulary) -> _Kind:
         pipeline=_pipeline(model, normalizers.Sequence(steps), metaspace),
         tokens=file.tokens,
         pieces=Pieces(file.tokens, sentencepiece, specials, drops_space=prefix),
+        unknown=unknown,
         adds_eos=True,
     )
 
 
 def _charsmap(file: GgufVocabulary) -> normalizers.Normalizer:
     values = file.metadata["tokenizer.ggml.precompiled_charsmap"]
-    return normalizers.Precompiled(bytes(int(value) & 0xFF for value in values))
+    return normalizers.Precompiled(np.asarray(values).astype(np.uint8).tobytes())  # int8 in some files
 
 
 KINDS: dict[str, Callable[[GgufVocabulary], _Kind]] = {

@@ -33,6 +33,11 @@ _DEADLINE: ContextVar[float] = ContextVar("deadline")
 # What can only pad or fill, which no conversation needs.
 _REMOVED_FILTERS = ("batch", "center", "format", "slice", "wordwrap")
 _REMOVED_GLOBALS = ("cycler", "joiner", "lipsum")
+_PADDING = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
+
+# A width of four digits, or one that is itself a value.
+_PERCENT_WIDTH = re.compile(r"%[^a-zA-Z%]*?(?:\d{4}|\*)")
+_BRACE_WIDTH = re.compile(r"\{[^{}]*:[^{}]*(?:\d{4}|\{)")
 
 
 class Template:
@@ -135,19 +140,25 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         elif operator == "**":
             _check_size(_bits(left) * abs(right))
         elif operator == "%" and isinstance(left, str):
-            _check_format(left, right if isinstance(right, (tuple, list)) else [right])
+            _check_format(_PERCENT_WIDTH, left)
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        owner = getattr(obj, "__self__", None)
+        method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps str.format
+        owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
             given = [*args, *kwargs.values()]
-            _check_format(owner, given)
-            for value in given:
-                if isinstance(value, str):
-                    _check_size(len(owner) * len(value))
-                elif isinstance(value, (list, tuple)):
-                    _check_size((len(owner) + 1) * len(value))
+            if method.__name__ in ("format", "format_map"):
+                _check_format(_BRACE_WIDTH, owner)
+            elif method.__name__ in _PADDING:
+                for value in given:
+                    _check_width(value)
+            elif method.__name__ == "replace":
+                _check_size(
+                    len(owner) * max((len(value) for value in given if isinstance(value, str)), default=1)
+                )
+            elif method.__name__ == "join" and hasattr(args[0], "__len__"):
+                _check_size(len(owner) * len(args[0]))
         return super().call(context, obj, *args, **kwargs)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -270,9 +281,6 @@ def _check_width(width: Any) -> None:
         raise TokenizerError("The chat template asks for a width of more than 1,000 characters.")
 
 
-def _check_format(text: str, values: Iterable[Any]) -> None:
-    """Widths in a format string, and those given beside it."""
-    for value in values:
-        _check_width(value if isinstance(value, int) else None)
-    if ("%" in text or "{" in text) and re.search(r"\d{4,}", text):
-        _check_width(max(int(width[:9]) for width in re.findall(r"\d{4,}", text)))
+def _check_format(width: re.Pattern[str], text: str) -> None:
+    if width.search(text):
+        raise TokenizerError("The chat template formats with a width that is not a small number.")

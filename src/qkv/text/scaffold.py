@@ -15,8 +15,13 @@ from itertools import pairwise
 
 from qkv.errors import TokenizerError
 
-# A template that rewrites or recases text could put together again what was broken.
-_REWRITES = re.compile(r"\b(replace|join|upper|lower|title|capitalize|swapcase|striptags|format|reverse)\b")
+# A template that cuts, rewrites or recases text could put together again what was broken.
+_REWRITES = re.compile(
+    r"(?:[|.]|map\()\s*['\"]?"
+    r"(?:replace|join|split|rsplit|partition|rpartition|removeprefix|removesuffix|upper|lower|title"
+    r"|capitalize|swapcase|casefold|striptags|format|reverse)\b|\[[^\]]*:[^\]]*\]"
+)
+_STRING = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 
 # Where a string or a literal stretch of a template ends, so that a message's text may follow.
 _LITERAL_END = re.compile(r"['\"]|\{\{|\{%|\{#|%s|\{\}")
@@ -33,6 +38,9 @@ class Scaffold:
 class Shield:
     """Breaks control text in strings, and finds the template's own afterwards.
 
+    Where a template only copies text, breaking each control text in it is enough. Where it cuts or
+    rewrites, every character that could begin one is broken, but for the marks it looks for.
+
     `controls` maps texts to ids. `own` are texts that an assistant's message may hold unbroken:
     the model's own marks, which templates look for.
     """
@@ -44,6 +52,9 @@ class Shield:
         self._assistant = _Finder(set(controls) - set(own))
         self._own = _Finder(own)
         self._rewrites = _REWRITES.search(source) is not None
+        # Plain marks that the template may look for in a message.
+        strings = {one or other for one, other in _STRING.findall(source)}
+        self._sought = _Finder(text for text in strings if len(text) > 1 and not self._everyone.meets(text))
 
     def sentinel(self, texts: Iterable[str]) -> str:
         """A private-use character that none of the texts holds."""
@@ -56,11 +67,10 @@ class Shield:
     def broken(self, text: str, sentinel: str, assistant: bool = False) -> str:
         """The text with the sentinel inside each control text that it holds, begins or ends."""
         finder = self._assistant if assistant else self._everyone
+        at = {*finder.starts(text), *finder.unfinished(text)}
         if self._rewrites:
-            spared = set(self._own.starts(text)) if assistant else set()
-            at = [start for start in finder.candidates(text) if start not in spared]
-        else:
-            at = [*finder.starts(text), *finder.unfinished(text)]
+            sought = {*self._sought.starts(text), *(self._own.starts(text) if assistant else ())}
+            at.update(start for start in finder.candidates(text) if start not in sought)
         cuts = {start + 1 for start in at}
         stripped = text.lstrip()
         if stripped and self._continues(stripped):
@@ -121,6 +131,10 @@ class _Finder:
         for start in range(max(0, len(text) - longest), len(text)):
             if text[start:] in self._prefixes:
                 yield start
+
+    def meets(self, text: str) -> bool:
+        """Whether the text holds one of the texts or begins one."""
+        return text in self._prefixes or any(True for _ in self.starts(text))
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
         """The texts as they are found from left to right, the longest first."""

@@ -32,7 +32,7 @@ class Tokenizer:
         self.adds_bos = bool(vocabulary.before)
         self.adds_eos = bool(vocabulary.after)
         self.special_ids = frozenset(token.id for token in vocabulary.added if token.special)
-        self.control_ids = vocabulary.controls
+        self.control_ids = vocabulary.controls - {vocabulary.unknown}
         # One model, two ways in: by their own text control tokens are found in a raw prompt, and
         # by their hidden names in the scaffold of a chat, where the rest is ordinary text.
         self._raw = _Encoder(vocabulary, hidden=False)
@@ -56,8 +56,8 @@ class Tokenizer:
         With `bos` or `eos` None the model's files decide; there is never more than one BOS, also
         when the text begins with it. `specials=False` takes the text of control tokens as
         ordinary text. A character that the vocabulary cannot write becomes its unknown token, or
-        nothing where it has none, as in the model's own tokenizer. Raises TokenizerError for a
-        `bos` that does not exist.
+        nothing where it has none, as in the model's own tokenizer. Raises TokenizerError for a BOS
+        or EOS that does not exist, and for text that is no Unicode.
         """
         ids = (self._raw if specials else self._guarded).encode(text)
         return self._around(ids, bos, eos)
@@ -97,25 +97,26 @@ class Tokenizer:
         scaffold = self._chat.render(messages, add_generation_prompt, arguments)
         text = "".join(hidden_name(part) if isinstance(part, int) else part for part in scaffold.parts)
         ids = self._guarded.encode(text)
-        written = sum(isinstance(part, int) for part in scaffold.parts)
-        if sum(id in self._forgeable for id in ids) != written:
+        written = [part for part in scaffold.parts if part in self.control_ids]
+        if [id for id in ids if id in self.control_ids] != written:
             raise TokenizerError("The chat template's control tokens and those of its encoding differ.")
         return self._around(ids, None, False)
 
     def _around(self, ids: list[int], bos: bool | None, eos: bool | None) -> list[int]:
-        before, after = self._vocabulary.before, self._vocabulary.after
-        if bos and not before:
-            if self.bos_id is None:
-                raise TokenizerError("bos=True: the model's tokenizer names no BOS token.")
-            before = (self.bos_id,)
-        if before and bos is not False:
-            size = len(before)
-            while tuple(ids[:size]) == before:
-                ids = ids[size:]
-            ids = [*before, *ids]
-        if eos and not after:
-            raise TokenizerError("eos=True: the model's tokenizer adds no token at the end.")
-        return [*ids, *after] if eos is not False else ids
+        before = self._edge("bos", bos, self._vocabulary.before)
+        after = self._edge("eos", eos, self._vocabulary.after)
+        while before and tuple(ids[: len(before)]) == before:
+            ids = ids[len(before) :]
+        return [*before, *ids, *after]
+
+    def _edge(self, name: str, wanted: bool | None, usual: tuple[int, ...]) -> tuple[int, ...]:
+        if wanted is False:
+            return ()
+        if usual or wanted is None:
+            return usual
+        if name not in self._vocabulary.named:
+            raise TokenizerError(f"{name}=True: the model's tokenizer names no {name.upper()} token.")
+        return (self._vocabulary.named[name],)
 
     def _skipped(self, skip_special: bool) -> frozenset[int]:
         return self.special_ids if skip_special else frozenset()
@@ -138,11 +139,6 @@ class Tokenizer:
     @cached_property
     def _ids(self) -> dict[str, int]:
         return {token: id for id, token in enumerate(self._vocabulary.tokens) if token is not None}
-
-    @cached_property
-    def _forgeable(self) -> frozenset[int]:
-        # The unknown token stands for what cannot be written, which any text may hold.
-        return self.control_ids - {self._vocabulary.named.get("unk", -1)}
 
     @cached_property
     def _chat(self) -> Chat:
@@ -182,9 +178,7 @@ class _Encoder:
     def encode(self, text: str) -> list[int]:
         try:
             ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as error:
-            raise TokenizerError(
-                f"The text holds a lone surrogate at character {error.start}, which is no Unicode text."
-            ) from error
+        except TypeError as error:  # a str it cannot take
+            raise TokenizerError("The text must be a string, without lone surrogates.") from error
         moved = self._moved
         return [moved.get(id, id) for id in ids] if moved else ids

@@ -37,7 +37,8 @@ class Vocabulary:
     `pipeline` holds normalizer, pre-tokenizer and model and no added tokens; in its model every
     control token bears its hidden name, so that ordinary text cannot come out as one. `named` maps
     roles (bos, eos, unk, pad, ...) to ids. `before` and `after` are the ids that plain encoding
-    puts around a text. `ends` are the ids that end a turn.
+    puts around a text. `ends` are the ids that end a turn. `unknown` is the id that the model itself
+    gives for what it cannot write, if it has one.
     """
 
     pipeline: tokenizers.Tokenizer
@@ -47,6 +48,7 @@ class Vocabulary:
     controls: frozenset[int] = frozenset()
     named: Mapping[str, int] = field(default_factory=dict)
     ends: frozenset[int] = frozenset()
+    unknown: int | None = None
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     templates: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +68,7 @@ def control_ids(added: Iterable[AddedToken], templates: Iterable[str]) -> frozen
     templates, added = list(templates), list(added)
     if longest := next((token for token in added if len(token.text) > MAX_ADDED), None):
         raise TokenizerError(
-            f"Added token {longest.id} has {len(longest.text):,} characters; at most {MAX_ADDED:,} can be read."
+            f"Added token {longest.id} has {len(longest.text):,} characters; {MAX_ADDED:,} are the most."
         )
     return frozenset(
         token.id
