@@ -53,6 +53,7 @@ from qkv.spec import (
     Scaling,
     Score,
     Stack,
+    StateSpace,
     Tokens,
     Tower,
     Window,
@@ -261,7 +262,7 @@ def phi3(
 
 
 def granite(
-    layers: int = 32,
+    layers: int = 40,
     width: int = 4096,
     heads: int = 32,
     kv_heads: int = 8,
@@ -385,7 +386,7 @@ def gemma2(
 
 
 def gpt_j(layers: int = 28, width: int = 4096, heads: int = 16, vocab: int = 50400, dims: int = 64) -> Model:
-    """Wang and Komatsuzaki 2021: one norm feeds both branches; a quarter of each head turns, pairs adjacent."""
+    """Wang and Komatsuzaki 2021: one norm feeds both branches; a quarter of a head turns, adjacent pairs."""
     layer = parallel(
         Attention(heads, heads, width // heads, position=Rotary(dims=dims, pairs="interleaved")),
         Dense("gelu_tanh", 4 * width),
@@ -517,7 +518,7 @@ def gpt_oss(
     vocab: int = 201088,
     window: int = 128,
 ) -> Model:
-    """OpenAI 2025 (20b): a sink a head, every other layer a window, experts with a clamped swish and biases."""
+    """OpenAI 2025 (20b): a sink a head, a window in every other layer, experts with a clamped swish."""
     norm = RMSNorm(1e-5)
     yarn = Yarn(32, 4096, truncate=False)
 
@@ -616,6 +617,27 @@ def qwen3_next(
         norm,
     )
     return Model(decoder=stack, head=Language(vocab))
+
+
+def nemotron_h(
+    pattern: str = "M-M-M-M*" + 9 * "-M-M-M-M-M*" + "-M-M-M-M-M-",
+    width: int = 8192,
+    heads: int = 64,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    hidden: int = 32768,
+    mamba: StateSpace = StateSpace(256, 64, 256, groups=8, norm=RMSNorm(1e-5)),
+    vocab: int = 131072,
+) -> Model:
+    """NVIDIA 2025 (56B): layers of one branch, state spaces but for a few attentions without positions."""
+    norm = RMSNorm(1e-5)
+    mixers = {
+        "M": mamba,
+        "*": Attention(heads, kv_heads, head_dim),
+        "-": Dense("relu2", hidden, bias=False),
+    }
+    layers = tuple(pre_norm(mixers[letter], norm=norm) for letter in pattern)
+    return Model(decoder=Stack(Tokens(vocab, width), layers, norm), head=Language(vocab))
 
 
 # --- encoders -----------------------------------------------------------------------------------
@@ -844,7 +866,7 @@ def whisper(
     vocab: int = 51865,
     bins: int = 80,
 ) -> Model:
-    """Radford et al. 2022 (base): convolutions over a spectrogram, then an encoder-decoder. Keys have no bias."""
+    """Radford et al. 2022 (base): convolutions over a spectrogram first; keys have no bias."""
     through = Projections(bias="qvo")
     feed_forward = Dense("gelu", hidden)
     around = Attention(heads, heads, width // heads, mask=Everything(), projections=through)
@@ -957,6 +979,7 @@ ALL: dict[str, Callable[[], Model]] = {
     for f in (
         gpt2, opt, opt_350m, bloom, mpt, transformer_xl, llama, llama2, mixtral, qwen2, qwen3, phi3, granite,
         olmo2, gemma2, gemma3, gpt_j, gpt_neox, cohere, falcon, deepseek_v3, gpt_oss, llama4, qwen3_next,
+        nemotron_h,
         bert, bert_mlm, albert, electra, deberta, deberta_v3, modernbert, t5, bart, whisper, vit,
         siglip_vision, clip_vision, clip_text, llava,
     )

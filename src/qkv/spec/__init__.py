@@ -17,6 +17,7 @@ from qkv.spec.attention import (
     LogScale,
     Projections,
     Score,
+    StateSpace,
 )
 from qkv.spec.difference import Difference, difference
 from qkv.spec.feed_forward import ClampedSwish, Dense, Experts, Gated, Router
@@ -37,6 +38,7 @@ from qkv.spec.layers import (
     Layer,
     Mixer,
     Sublayer,
+    arrangement,
     parallel,
     post_norm,
     pre_norm,
@@ -156,6 +158,7 @@ __all__ = [
     "Sinusoidal",
     "Span",
     "Stack",
+    "StateSpace",
     "Strided",
     "Sublayer",
     "Tensor",
@@ -164,6 +167,7 @@ __all__ = [
     "Tower",
     "Window",
     "Yarn",
+    "arrangement",
     "difference",
     "from_json",
     "parallel",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from qkv.spec.masks import Causal, Everything, Mask
 from qkv.spec.node import Node, Tensor, linear, part, vector
@@ -83,7 +84,7 @@ class Projections(Node):
     bias: str = ""
     clip: float | None = None
     norm: Norm | None = None
-    norm_over: str = "head"
+    norm_over: Literal["head", "heads", "all"] = "head"
     norm_after_rotation: bool = False
     gate: str | None = None
 
@@ -258,4 +259,57 @@ class GatedDelta(Node):
     def mixing_flops(self, length: int, source: int) -> int:
         # a token: read k, write the correction, read q (2 each), and the convolution
         state = 6 * self.value_heads * self.key_dim * self.value_dim
+        return length * (state + 2 * self.channels * self.convolution)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpace(Node):
+    """A state that fades by a learned step and takes in one outer product a token. Dao and Gu 2024 (Mamba-2).
+
+    `groups` of heads share the state's input (key) and output (query) of `state` dimensions; a
+    causal depthwise convolution runs over values, keys and queries first. The gate multiplies
+    before the norm, whose statistics are over a group's values. The state is (heads, head_dim,
+    state) in fp32 whatever the length.
+    """
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int = 1
+    convolution: int = 4
+    convolution_bias: bool = True
+    norm: Norm = RMSNorm()
+    activation: str = "silu"
+
+    role = "mixer"
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: values, keys and queries side by side."""
+        return self.heads * self.head_dim + 2 * self.groups * self.state
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        (width,) = sizes
+        values = self.heads * self.head_dim
+        yield from linear("gate", values, width)
+        yield from linear("value", values, width)
+        yield from linear("key", self.groups * self.state, width)
+        yield from linear("query", self.groups * self.state, width)
+        yield from linear("decay", self.heads, width)
+        yield vector("convolution.weight", self.channels, self.convolution)
+        if self.convolution_bias:
+            yield vector("convolution.bias", self.channels)
+        yield vector("decay_bias", self.heads)
+        yield vector("decay_log", self.heads)
+        yield vector("skip", self.heads)
+        yield from part("norm", self.norm, values)
+        yield from linear("output", width, values)
+
+    def state_values(self) -> tuple[int, int]:
+        """Values kept in fp32 (the state) and in the cache's own type (the convolution's last inputs)."""
+        return self.heads * self.head_dim * self.state, self.channels * (self.convolution - 1)
+
+    def mixing_flops(self, length: int, source: int) -> int:
+        # a token: write key x value, read with the query (2 each), and the convolution
+        state = 4 * self.heads * self.head_dim * self.state
         return length * (state + 2 * self.channels * self.convolution)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from qkv.spec.node import Node, Tensor, linear, part, vector
 
@@ -71,7 +72,7 @@ class Router(Node):
     "input" (Llama 4).
     """
 
-    score: str = "softmax"
+    score: Literal["softmax", "sigmoid"] = "softmax"
     normalise: bool = True
     scale: float = 1.0
     bias: bool = False
@@ -79,7 +80,7 @@ class Router(Node):
     groups: int = 1
     top_groups: int = 1
     group_best: int = 2
-    scales: str = "output"
+    scales: Literal["output", "input"] = "output"
 
 
 @dataclass(frozen=True, slots=True)

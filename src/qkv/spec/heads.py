@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from qkv.spec.inputs import Project
 from qkv.spec.layers import Layer
@@ -56,7 +56,7 @@ class MaskedLanguage(Language):
 class Pool(Answer):
     """A sequence as one vector: its "first" or "last" token, the "mean" or the "max"; then `dense`."""
 
-    kind: str = "first"
+    how: Literal["first", "last", "mean", "max"] = "first"
     dense: Project | None = None
 
     def tensors(self, *sizes: int) -> Iterator[Tensor]:
@@ -118,7 +118,11 @@ class PooledEmbedding(Answer):
 
 @dataclass(frozen=True, slots=True)
 class MultiToken(Answer):
-    """The next token and, through one further layer each, the ones after it. DeepSeek-V3, section 2.2."""
+    """The next token and, through one further layer each, the ones after it. DeepSeek-V3, section 2.2.
+
+    A further layer reads join([norm(hidden); norm(token's row)]) and answers, through a norm of its
+    own, with the matrix of `next`.
+    """
 
     next: Language
     layers: tuple[Layer, ...]
@@ -135,6 +139,7 @@ class MultiToken(Answer):
         yield from part("token_norm", self.norm, width)
         yield from linear("join", width, 2 * width)
         yield from part("layer", layer, width)
+        yield from part("norm", self.norm, width)
 
     def flops(self, width: int, length: int) -> int:
         logits = (1 + len(self.layers)) * self.next.flops(width, length)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
-from qkv.spec.attention import Attention, CrossAttention, GatedDelta, LatentAttention
+from qkv.spec.attention import Attention, CrossAttention, GatedDelta, LatentAttention, StateSpace
 from qkv.spec.feed_forward import Dense, Experts, Gated
 from qkv.spec.node import Node, Tensor, part, product_flops, vector
 from qkv.spec.norms import LayerNorm, Norm
 
-Mixer = Attention | CrossAttention | LatentAttention | GatedDelta | Dense | Gated | Experts
+Mixer = Attention | CrossAttention | LatentAttention | GatedDelta | StateSpace | Dense | Gated | Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Gate(Node):
     Flamingo's is a scalar through tanh (Alayrac et al. 2022, section 2.2), CaiT's LayerScale one a channel.
     """
 
-    over: str = "scalar"
+    over: Literal["scalar", "channel"] = "scalar"
     activation: str | None = None
 
     def tensors(self, *sizes: int) -> Iterator[Tensor]:
@@ -120,28 +121,51 @@ def step(*mixers: Mixer, **slots: object) -> Sublayer:
     return Sublayer(tuple(Branch(mixer) for mixer in mixers), **slots)  # type: ignore[arg-type]
 
 
-def pre_norm(*mixers: Mixer, norm: Norm = LayerNorm(), scale: float = 1.0) -> Layer:
-    """x + F(norm(x)) for each mixer in turn; the stack needs a final norm."""
-    return Layer(tuple(step(mixer, before=norm, scale=scale) for mixer in mixers))
+def pre_norm(
+    *mixers: Mixer, norm: Norm = LayerNorm(), scale: float = 1.0, shared: str | None = None
+) -> Layer:
+    """x + F(norm(x)) for each mixer in turn; the stack needs a final norm. Xiong et al. 2020."""
+    return Layer(tuple(step(mixer, before=norm, scale=scale) for mixer in mixers), shared=shared)
 
 
-def post_norm(*mixers: Mixer, norm: Norm = LayerNorm(), skip: float = 1.0) -> Layer:
-    """norm(x + F(x)): the original arrangement; `skip` is DeepNorm's alpha."""
-    return Layer(tuple(step(mixer, post=norm, skip=skip) for mixer in mixers))
+def post_norm(
+    *mixers: Mixer, norm: Norm = LayerNorm(), skip: float = 1.0, shared: str | None = None
+) -> Layer:
+    """norm(x + F(x)): Vaswani et al. 2017. `skip` is the alpha of DeepNorm (Wang et al. 2022)."""
+    return Layer(tuple(step(mixer, post=norm, skip=skip) for mixer in mixers), shared=shared)
 
 
-def sandwich(*mixers: Mixer, norm: Norm = LayerNorm()) -> Layer:
-    """x + norm(F(norm(x))): Gemma 2 and 3."""
-    return Layer(tuple(step(mixer, before=norm, after=norm) for mixer in mixers))
+def sandwich(*mixers: Mixer, norm: Norm = LayerNorm(), shared: str | None = None) -> Layer:
+    """x + norm(F(norm(x))): Gemma 2 and 3; Ding et al. 2021 (CogView)."""
+    return Layer(tuple(step(mixer, before=norm, after=norm) for mixer in mixers), shared=shared)
 
 
-def reordered(*mixers: Mixer, norm: Norm = LayerNorm()) -> Layer:
-    """x + norm(F(x)): OLMo 2, Swin V2."""
-    return Layer(tuple(step(mixer, after=norm) for mixer in mixers))
+def reordered(*mixers: Mixer, norm: Norm = LayerNorm(), shared: str | None = None) -> Layer:
+    """x + norm(F(x)): OLMo 2; Liu et al. 2021 (Swin V2)."""
+    return Layer(tuple(step(mixer, after=norm) for mixer in mixers), shared=shared)
 
 
-def parallel(*mixers: Mixer, norm: Norm = LayerNorm(), norms: int = 1) -> Layer:
+def parallel(*mixers: Mixer, norm: Norm = LayerNorm(), norms: int = 1, shared: str | None = None) -> Layer:
     """x + F(norm(x)) + G(norm(x)), with one norm for all (GPT-J, Cohere) or one each (GPT-NeoX)."""
     if norms == 1:
-        return Layer((step(*mixers, before=norm),))
-    return Layer((Sublayer(tuple(Branch(mixer, norm) for mixer in mixers)),))
+        return Layer((step(*mixers, before=norm),), shared=shared)
+    return Layer((Sublayer(tuple(Branch(mixer, norm) for mixer in mixers)),), shared=shared)
+
+
+def arrangement(layer: Layer) -> tuple[str, dict[str, object]] | None:
+    """Which of the functions above makes this layer, and with what keywords; None where none does."""
+    first = layer.sublayers[0]
+    branches = [branch for sublayer in layer.sublayers for branch in sublayer.branches]
+    candidates: tuple[tuple[Callable[..., Layer], Norm | None, dict[str, object]], ...] = (
+        (pre_norm, first.before, {"scale": first.scale}),
+        (post_norm, first.post, {"skip": first.skip}),
+        (sandwich, first.before, {}),
+        (reordered, first.after, {}),
+        (parallel, first.before, {}),
+        (parallel, branches[0].norm, {"norms": len(branches)}),
+    )
+    for build, norm, keywords in candidates:
+        given = {"norm": norm, **keywords, "shared": layer.shared}
+        if norm is not None and build(*(branch.mixer for branch in branches), **given) == layer:
+            return build.__name__, given
+    return None

@@ -30,7 +30,7 @@ class Mask(Node):
         return None
 
     def interval(self, query: Any) -> Interval | None:
-        """First and last visible key of each query where they are one run, else None."""
+        """First and last visible key of each query of one unpadded sequence, if one run; else None."""
         return None
 
     def pairs(self, length: int) -> int:
@@ -178,6 +178,9 @@ class Padding(Mask):
     def visible(self, query: Any, key: Any, layout: Any = None) -> Any:
         return (query >= 0) & (key >= 0)
 
+    def interval(self, query: Any) -> Interval:
+        return Everything().interval(query)
+
 
 @dataclass(frozen=True, slots=True)
 class Prefix(Mask):
@@ -197,6 +200,9 @@ class Documents(Mask):
         if layout is None or layout.documents is None:
             return (query == query) & (key == key)  # one document
         return layout.documents[..., :, None] == layout.key_documents[..., None, :]
+
+    def interval(self, query: Any) -> Interval:
+        return Everything().interval(query)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qkv.spec.attention import GatedDelta
+from qkv.errors import ConfigError
+from qkv.spec.attention import GatedDelta, StateSpace
 from qkv.spec.heads import Head
 from qkv.spec.inputs import Input, Project
 from qkv.spec.layers import Layer, Mixer
@@ -112,7 +113,7 @@ class Model(Node):
         """The stack whose output the head reads."""
         stack = self.decoder or self.encoder
         if stack is None:
-            raise ValueError("a model has an encoder, a decoder, or both")
+            raise ConfigError("A model has an encoder, a decoder, or both; this one has neither.")
         return stack
 
     def tensors(self, *sizes: int) -> Iterator[Tensor]:
@@ -175,7 +176,7 @@ class Model(Node):
         rows = self.encoder.input.rows(source) if self.encoder is not None else source
         total = 0.0
         for mixer in self.decoder.mixers():
-            if isinstance(mixer, GatedDelta):
+            if isinstance(mixer, GatedDelta | StateSpace):
                 state, inputs = mixer.state_values()
                 total += 4 * state + bytes_per_value * inputs
             elif mixer.role in ("attention", "cross"):

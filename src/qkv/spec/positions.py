@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -23,10 +24,13 @@ class Position(Node):
 
 @dataclass(frozen=True, slots=True)
 class Sinusoidal(Position):
-    """Sines and cosines of geometrically slower angles, added to the embedding. Vaswani et al. 2017, 3.5."""
+    """Sines and cosines of geometrically slower angles, added to the embedding. Vaswani et al. 2017, 3.5.
+
+    In turn, or in "halves": all sines, then all cosines.
+    """
 
     base: float = 10_000.0
-    layout: str = "interleaved"  # or "halves": all sines, then all cosines
+    layout: Literal["interleaved", "halves"] = "interleaved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Axes(Node):
     """
 
     sections: tuple[int, ...]
-    order: str = "blocks"
+    order: Literal["blocks", "interleaved"] = "blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Rotary(Position):
 
     theta: float = 10_000.0
     dims: int | None = None
-    pairs: str = "half"
+    pairs: Literal["half", "interleaved"] = "half"
     scaling: Scaling | None = None
     axes: Axes | None = None
 
@@ -161,7 +165,10 @@ class Disentangled(Position):
     """
 
     table: RelativeTable
-    terms: tuple[str, ...] = ("content_to_position", "position_to_content")
+    terms: tuple[Literal["content_to_position", "position_to_content"], ...] = (
+        "content_to_position",
+        "position_to_content",
+    )
     max_distance: int = 512
     buckets: int | None = None
     own: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +105,7 @@ class Yarn(Scaling):
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-    ramp: str = "code"
+    ramp: Literal["code", "paper"] = "code"
 
     def bounds(self, theta: float, dims: int) -> tuple[float, float]:
         """The pair indices between which the ramp of the deployed code runs."""
@@ -152,7 +153,8 @@ class Llama3(Scaling):
     def frequencies(self, theta: float, dims: int, length: int) -> tuple[Frequencies, float]:
         plain = inverse_frequencies(theta, dims)
         turns = self.original * plain / (2 * math.pi)  # L / wavelength
-        kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        band = max(self.high - self.low, 1e-9)  # Llama 4 has none: a pair is kept or divided
+        kept = np.clip((turns - self.low) / band, 0, 1)
         return ((1 - kept) * plain / self.factor + kept * plain).astype(np.float32), 1.0
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import MISSING, fields
 from functools import cache
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from qkv.errors import ConfigError
 from qkv.spec.node import Node
@@ -48,14 +48,14 @@ def from_data(value: Any) -> Any:
         return tuple(from_data(item) for item in value)
     if not isinstance(value, dict):
         return value
-    name = value.get("kind")
-    if name is None:
+    called = value.get("kind")
+    if called is None:
         raise ConfigError("A part of a description has no 'kind'.")
-    kind = Node.kinds.get(name) if isinstance(name, str) else None
+    kind = Node.kinds.get(called) if isinstance(called, str) else None
     if kind is None:
-        raise ConfigError(f"A description has a part of unknown kind {name!r}.")
+        raise ConfigError(f"A description has a part of unknown kind {called!r}.")
     arguments = {name: from_data(item) for name, item in value.items() if name != "kind"}
-    hints = _hints(name)
+    hints = _hints(called)
     for name, argument in arguments.items():
         if name not in hints:
             raise ConfigError(f"{kind.__name__} has no field {name!r} ({', '.join(hints)}).")
@@ -84,21 +84,28 @@ def _fits(value: Any, hint: Any) -> bool:
             return False
         hints = inside[:1] * len(value) if inside[-1] is Ellipsis else inside
         return len(value) == len(hints) and all(map(_fits, value, hints))
+    if origin is Literal:
+        return value in inside
     if isinstance(value, bool):  # Python counts it as an int
         return hint is bool
     return isinstance(value, int | float if hint is float else hint)
 
 
 def _called(value: Any) -> str:
-    kinds = {dict: "an object", tuple: "a list", type(None): "null"}
-    return type(value).__name__ if isinstance(value, Node) else kinds.get(type(value), repr(value))
+    if isinstance(value, Node):
+        return type(value).__name__
+    if isinstance(value, tuple):
+        return "a list" if any(isinstance(item, Node) for item in value) else repr(list(value))
+    return "null" if value is None else repr(value)
 
 
 def _wanted(hint: Any) -> str:
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(map(_wanted, get_args(hint)))
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
     if get_origin(hint) is tuple:
-        return "a list of " + _wanted(get_args(hint)[0])
+        return "a list, each " + _wanted(get_args(hint)[0])
     return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}.get(
         hint, "null" if hint is type(None) else hint.__name__
     )

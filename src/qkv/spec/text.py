@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import MISSING, fields
+from itertools import pairwise
+from textwrap import wrap
 from typing import Any
 
-from qkv.spec.layers import Branch, Layer
+from qkv.spec.layers import Layer, Sublayer, arrangement
 from qkv.spec.masks import And, Or
 from qkv.spec.node import Node
+from qkv.spec.norms import LayerNorm
 
 LINE = 100
+Arguments = list[tuple[str, Any]]
 
 
-def show(value: Any, indent: int = 0) -> str:
-    """One line where it fits, else one argument a line."""
+def show(value: Any, indent: int = 0, taken: int = 0) -> str:
+    """One line where it fits beside the `taken` characters, else one argument a line."""
     line = _inline(value)
-    if len(line) + indent <= LINE and not (isinstance(value, tuple) and _has_layers(value)):
+    if indent + taken + len(line) <= LINE and not (isinstance(value, tuple) and _has_layers(value)):
         return line
     inner, close = indent + 2, " " * indent
     if isinstance(value, tuple):
-        return "(\n" + "".join(" " * inner + row + ",\n" for row in _rows(value, inner)) + close + ")"
+        return "(\n" + "".join(" " * inner + row + "\n" for row in _rows(value, inner)) + close + ")"
     if not isinstance(value, Node) or isinstance(value, And | Or):
         return line
+    name, arguments = _call(value)
     rows = []
-    for name, argument in _arguments(value):
-        label = f"{name}=" if name else ""
-        rows.append(" " * inner + label + show(argument, inner) + ",\n")
-    return f"{type(value).__name__}(\n" + "".join(rows) + close + ")"
+    for label, part in arguments:
+        label = f"{label}=" if label else ""
+        rows.append(" " * inner + label + show(part, inner, len(label) + 1) + ",\n")  # 1: the comma
+    return f"{name}(\n" + "".join(rows) + close + ")"
 
 
 def _has_layers(values: tuple[Any, ...]) -> bool:
@@ -34,17 +40,34 @@ def _has_layers(values: tuple[Any, ...]) -> bool:
 
 
 def _rows(values: tuple[Any, ...], indent: int) -> list[str]:
-    """Equal layers once, with the places they stand at."""
-    if not _has_layers(values):
-        return [show(value, indent) for value in values]
-    places: dict[Any, list[int]] = {}
-    for place, value in enumerate(values):
-        places.setdefault(value, []).append(place)
-    return [f"# {_count(at)}\n" + " " * indent + show(value, indent) for value, at in places.items()]
+    """Equal layers once, with the places they stand at; plain values as many as a line holds."""
+    if _has_layers(values):
+        places: dict[Any, list[int]] = {}
+        for place, value in enumerate(values):
+            places.setdefault(value, []).append(place)
+        margin = " " * indent
+        return [
+            "".join(f"# {line}\n{margin}" for line in wrap(_count(at), LINE - indent - 2))
+            + show(value, indent)
+            + ","
+            for value, at in places.items()
+        ]
+    rows: list[str] = []
+    for text in (show(value, indent) + "," for value in values):
+        if rows and "\n" not in text and indent + len(rows[-1]) + len(text) < LINE:
+            rows[-1] += " " + text
+        else:
+            rows.append(text)
+    return rows
 
 
 def _count(places: list[int]) -> str:
-    return f"layer {places[0]}" if len(places) == 1 else f"{len(places)} layers: {ranges(places)}"
+    if len(places) == 1:
+        return f"layer {places[0]}"
+    apart = {b - a for a, b in pairwise(places)}
+    if len(places) > 2 and len(apart) == 1 and apart != {1}:
+        return f"{len(places)} layers: {places[0]}, {places[1]}, ... {places[-1]}"
+    return f"{len(places)} layers: {ranges(places)}"
 
 
 def ranges(places: list[int]) -> str:
@@ -58,34 +81,45 @@ def ranges(places: list[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def _arguments(node: Node) -> list[tuple[str, Any]]:
-    """Positional while no default came before, then by keyword; those at their default left out."""
-    found: list[tuple[str, Any]] = []
-    positional = True
-    for f in sorted(fields(node), key=lambda f: f.kw_only is True):
-        value = getattr(node, f.name)
-        required = f.default is MISSING and f.default_factory is MISSING
-        if not required and value == f.default:
-            positional = False
-            continue
-        bare = positional and not f.kw_only and isinstance(value, int | float | str | tuple)
-        found.append(("" if bare else f.name, value))
-        positional = bare
-    return found
+def _call(node: Node) -> tuple[str, Arguments]:
+    """The call that makes a node: an arrangement by its name, else its class."""
+    if isinstance(node, Layer) and (arranged := arrangement(node)):
+        name, keywords = arranged
+        plain = {"norm": LayerNorm(), "scale": 1.0, "skip": 1.0, "norms": 1, "shared": None}
+        mixers = [("", mixer) for _, mixer in node.mixers()]
+        return name, mixers + [(k, v) for k, v in keywords.items() if v != plain[k]]
+    if isinstance(node, Sublayer) and not any(branch.norm or branch.shared for branch in node.branches):
+        return "step", [("", branch.mixer) for branch in node.branches] + _arguments(node)[1:]
+    return type(node).__name__, _arguments(node)
+
+
+def _arguments(node: Node) -> Arguments:
+    """Those that are not at their default, by name; without it what a kind needs and no one can mix up."""
+    ordered = sorted(fields(node), key=lambda f: f.kw_only is True)
+    given = [(f.name, getattr(node, f.name)) for f in ordered if getattr(node, f.name) != f.default]
+    needed = [getattr(node, f.name) for f in ordered if f.default is MISSING]
+    kinds = [float if isinstance(value, int | float) else type(value) for value in needed]
+    apart = len(set(kinds)) == len(kinds) and all(kind in (float, str, tuple) for kind in kinds)
+    bare = len(needed) if apart else 0
+    return [("" if place < bare else name, value) for place, (name, value) in enumerate(given)]
 
 
 def _inline(value: Any) -> str:
     if isinstance(value, And | Or):
         sign = " & " if isinstance(value, And) else " | "
-        sides = [f"({_inline(s)})" if isinstance(s, Or) else _inline(s) for s in (value.left, value.right)]
-        return sign.join(sides)
-    if isinstance(value, Branch) and value.norm is None:
-        return f"Branch({_inline(value.mixer)})"
+        left, right = _inline(value.left), _inline(value.right)
+        if isinstance(value.left, Or) and isinstance(value, And):
+            left = f"({left})"
+        if isinstance(value.right, Or) or (isinstance(value.right, And) and isinstance(value, And)):
+            right = f"({right})"
+        return left + sign + right
     if isinstance(value, Node):
-        inside = ", ".join((f"{n}=" if n else "") + _inline(v) for n, v in _arguments(value))
-        return f"{type(value).__name__}({inside})"
+        name, arguments = _call(value)
+        return f"{name}(" + ", ".join((f"{n}=" if n else "") + _inline(v) for n, v in arguments) + ")"
     if isinstance(value, tuple):
         return "(" + ", ".join(map(_inline, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, str):
+        return json.dumps(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return f"{value:_.1f}"
     if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000:
