@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from qkv.errors import RequestError
-from qkv.spec import Experts, GatedDelta, Language, LatentAttention, Model, MultiToken, Stack
+from qkv.spec import Experts, Language, Model, MultiToken, Stack
 from qkv.spec.layers import Mixer
 
 Replace = Callable[[Tensor], Tensor]
@@ -144,8 +144,8 @@ def mixer_points(mixer: Mixer) -> tuple[str, ...]:
         return ("router", "output")
     if mixer.role == "feed_forward":
         return ("hidden", "output")
-    if isinstance(mixer, GatedDelta | LatentAttention):
-        return ("heads", "output") if isinstance(mixer, GatedDelta) else _ATTENTION_POINTS
+    if mixer.role == "mixer":
+        return ("heads", "output")
     return _ATTENTION_POINTS
 
 
