@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Read, run, size and explain Transformers on your own machine.",
 )
-notes = Console(stderr=True, highlight=False)
+# no markup: what is shown may hold a user's or a file's [brackets]
+notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+Usage: Any = typer.BadParameter.__mro__[2]  # click's base of all its errors, wherever typer keeps click
 
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="Folder, .gguf file, hub name (org/name), or smollm2.")
@@ -48,13 +51,17 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, mps.")]
 Ignore = Annotated[
     list[str] | None, typer.Option("--ignore", help="A configuration key or tensor to do without.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write a JSON object instead; in a chat one a turn.")]
 
 
 @app.command(
-    epilog='Examples: [bold]qkv generate "The capital of France is"[/]   '
-    '[bold]qkv generate -m ./model.gguf -n 64 --temperature 0.8 --seed 1 "Once"[/]   '
-    "[bold]echo A long text | qkv generate -[/]"
+    epilog="""Examples:
+
+    [bold]qkv generate "The capital of France is"[/]
+
+    [bold]qkv generate -m ./model.gguf -n 64 --temperature 0.8 --seed 1 "Once"[/]
+
+    [bold]echo A long text | qkv generate -[/]"""
 )
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads standard input.")],
@@ -74,16 +81,9 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a text, streamed as it is made; speed and memory go to standard error."""
-    text = sys.stdin.read() if prompt == "-" else prompt
+    # a last line break is echo's, not the text's
+    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     loaded, seconds = _load(model, dtype, device, ignore)
-    sampling: dict[str, Any] = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-    }
     with _progress("reading the prompt") as progress:
         stream = loaded.stream(
             text,
@@ -91,26 +91,36 @@ def generate(
             stop=stop or (),
             ignore_eos=ignore_eos,
             progress=progress,
-            **sampling,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
         )
-        pieces = iter(stream)
-        first = next(pieces, "")
-    if not as_json:
-        typer.echo(text + first, nl=False)
-    for piece in pieces:
-        if not as_json:
-            typer.echo(piece, nl=False)
-            sys.stdout.flush()
+        first = next(stream, "")
     if as_json:
+        for _ in stream:
+            pass
         typer.echo(json.dumps(_report(loaded, stream, seconds), ensure_ascii=False))
-    else:
-        typer.echo()
-        _show_speed(stream, seconds)
+        return
+    typer.echo(text + first, nl=False)
+    for piece in stream:
+        typer.echo(piece, nl=False)
+    typer.echo()
+    _show_speed(stream, seconds)
 
 
 @app.command(
-    epilog="In the conversation: /reset starts again, /system TEXT sets the instruction, /quit ends. "
-    'Examples: [bold]qkv chat[/]   [bold]qkv chat -m ./model.gguf --system "Answer in French."[/]'
+    epilog="""In the conversation /reset starts again, /system TEXT also sets the instruction, /quit ends.
+
+    Examples:
+
+    [bold]qkv chat[/]
+
+    [bold]qkv chat -m ./model.gguf --system "Answer in French."[/]
+
+    [bold]echo "What is a token?" | qkv chat --json[/]"""
 )
 def chat(
     model: ModelOption = "smollm2",
@@ -129,71 +139,82 @@ def chat(
 ) -> None:
     """Talk with a model, by its own template. Reads turns from the terminal or standard input."""
     loaded, _ = _load(model, dtype, device, ignore)
-    sampling: dict[str, Any] = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-    }
+    answer = partial(
+        loaded.stream,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    answer(loaded.chat([*_opening(system), _user("?")]))  # what cannot be served is said at once
     messages = _opening(system)
     for turn in _turns():
         command, _, rest = turn.partition(" ")
         if command == "/quit":
             return
         if command in ("/reset", "/system"):
-            messages = _opening(rest or (system if command == "/reset" else None))
-            continue
-        if command.startswith("/"):
+            system = rest.strip() if command == "/system" else system
+            messages = _opening(system)
+        elif command.startswith("/"):
             notes.print(f"There is no command {command}; there are /reset, /system and /quit.")
-            continue
-        messages.append({"role": "user", "content": turn})
-        try:
-            answer = _answer(loaded, messages, max_new_tokens, sampling, show=not as_json)
-        except QkvError as problem:  # one turn failed; the conversation goes on
-            messages.pop()
-            notes.print(str(problem))
-            continue
-        messages.append({"role": "assistant", "content": answer})
-        if as_json:
-            typer.echo(json.dumps(messages[-1], ensure_ascii=False))
+        else:
+            _take_turn(loaded, answer, messages, turn, as_json)
 
 
 def _opening(system: str | None) -> list[dict[str, str]]:
     return [{"role": "system", "content": system}] if system else []
 
 
+def _user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
 def _turns() -> Iterator[str]:
     """What the user says, line by line, until the end of the input."""
-    terminal = sys.stdin.isatty()
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
     while True:
         try:
             line = input("> " if terminal else "")
         except EOFError:
-            return
-        except KeyboardInterrupt:
-            typer.echo()
+            if terminal:
+                typer.echo()
             return
         if line.strip():
             yield line.strip()
 
 
-def _answer(
-    loaded: Model, messages: list[dict[str, str]], limit: int | None, sampling: dict[str, Any], show: bool
-) -> str:
-    """Streams one answer; Ctrl-C ends it early and keeps what there is."""
-    stream = loaded.stream(loaded.chat(messages), max_new_tokens=limit, **sampling)
+def _take_turn(
+    model: Model, answer: Callable[..., Stream], messages: list[dict[str, str]], turn: str, as_json: bool
+) -> None:
+    """Answers one turn and adds both to the messages; on a terminal a failed turn is not the end."""
+    try:
+        stream = answer(model.chat([*messages, _user(turn)]))
+        _show_answer(stream, silent=as_json)
+    except QkvError as problem:
+        if not sys.stdin.isatty():
+            raise
+        notes.print(str(problem))
+        return
+    messages += [_user(turn), {"role": "assistant", "content": stream.completion.text}]
+    if as_json:
+        typer.echo(json.dumps(messages[-1], ensure_ascii=False))
+
+
+def _show_answer(stream: Stream, silent: bool) -> None:
+    """Shows an answer as it comes; on a terminal Ctrl-C ends the answer and keeps what there is."""
     try:
         for piece in stream:
-            if show:
+            if not silent:
                 typer.echo(piece, nl=False)
-                sys.stdout.flush()
     except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
         notes.print(" (stopped)", end="")
-    if show:
+    if not silent:
         typer.echo()
-    return stream.completion.text
 
 
 def _load(source: str, dtype: str | None, device: str, ignore: list[str] | None) -> tuple[Model, float]:
@@ -239,11 +260,11 @@ def _report(model: Model, stream: Stream, load_seconds: float) -> dict[str, Any]
 def _show_speed(stream: Stream, load_seconds: float) -> None:
     done = stream.completion
     notes.print(
-        f"[dim]loaded in {load_seconds:.1f} s"
+        f"loaded in {load_seconds:.1f} s"
         f" | prompt {len(done.prompt):,} tokens at {done.prefill_speed:,.0f}/s"
         f" | text {len(done.tokens):,} tokens at {done.decode_speed:,.1f}/s"
-        f" | {_peak_memory() / 1e9:.2f} GB at most | ended by {done.finish_reason}[/]",
-        soft_wrap=True,
+        f" | {_peak_memory() / 1e9:.2f} GB at most | ended by {done.finish_reason}",
+        style="dim",
     )
 
 
@@ -270,14 +291,29 @@ def _main(
 
 
 def main() -> None:
-    """Runs the command; an error is one sentence and exit status 1."""
+    """Runs the command; an error is one sentence and exit status 1, or 2 for a wrong request."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another
     try:
-        app()
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except Usage as problem:
+        _fail(f"{problem.format_message().rstrip('.')}.", 2)
     except QkvError as problem:
-        notes.print(f"[bold red]qkv:[/] {problem}", markup=True, soft_wrap=True)
-        sys.exit(1 if not isinstance(problem, RequestError) else 2)
-    except KeyboardInterrupt:
+        _fail(str(problem), 2 if isinstance(problem, RequestError) else 1)
+    except UnicodeDecodeError:
+        _fail("Standard input is not UTF-8 text.", 2)
+    except OSError as problem:
+        _fail(f"{problem.strerror or problem}.", 1)
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+    sys.exit(status)
+
+
+def _fail(sentence: str, status: int) -> None:
+    notes.print("qkv: ", style="bold red", end="")
+    notes.print(sentence)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from typing import Any
 
 import torch
 
-from qkv.checkpoints import StoredTensor, read_gguf, read_safetensors
-from qkv.errors import CapacityError, CheckpointError, ConfigError, SourceError
-from qkv.families import Description, describe, describe_gguf, family_of, without_prefix
+from qkv.checkpoints import FORMATS, StoredTensor, read_gguf, read_safetensors
+from qkv.errors import CapacityError, CheckpointError, ConfigError, RequestError, SourceError
+from qkv.families import Description, describe, describe_gguf
 from qkv.nn import Transformer, tie
 from qkv.spec import Tokens
 from qkv.text import Tokenizer, from_folder, from_gguf
@@ -45,6 +46,10 @@ PACKAGED = {
     )
 }
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+WEIGHT_FILES = (".safetensors", ".safetensors.index.json")
+# what is worth fetching, and what repositories hold besides: the same weights in other forms
+WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+UNWANTED = ["consolidated*", "original/*", "onnx/*", "metal/*"]
 
 
 @dataclass(frozen=True)
@@ -76,25 +81,18 @@ def load(
 ) -> Loaded:
     """Reads a model and its weights.
 
-    `source`: a folder in Hugging Face layout, a .gguf file, a hub name ("org/name"), or a packaged
-    model ("smollm2"). `dtype` None follows the file (quantised weights become float32). `ignore`
-    names configuration keys or patterns of tensors to do without.
+    `source`: a folder in Hugging Face layout (or its config.json, or one weight file in it), a .gguf
+    file, a hub name ("org/name"), or a packaged model ("smollm2"). `dtype` None follows the file
+    (quantised weights become float32). `ignore` names configuration keys or patterns of tensors to
+    do without.
 
-    Raises SourceError, ConfigError, CheckpointError or CapacityError; nothing is half loaded.
+    Raises a QkvError: of the source, its configuration, its weights or its tokenizer, or for more
+    memory than is free. Nothing is half loaded.
     """
-    path, ignore = find(source), tuple(ignore)
-    files = _open_gguf(path, ignore) if path.is_file() else _open_folder(path, ignore)
-    kind = _dtype(dtype, files.tensors)
-    try:
-        model = fill(files, kind, torch.device(device), ignore, progress)
-    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as problem:
-        if isinstance(problem, RuntimeError) and "memory" not in str(problem):
-            raise
-        size = files.description.model.parameters() * torch.empty(0, dtype=kind).element_size()
-        raise CapacityError(
-            f"{path.name} needs {size / 1e9:.1f} GB as {str(kind).removeprefix('torch.')}, "
-            f"and there is not that much memory free."
-        ) from None
+    path, ignore, where = find(source), tuple(ignore), _device(device)
+    in_folder = path.is_dir() or path.name.endswith(WEIGHT_FILES)
+    files = _open_folder(path, ignore) if in_folder else _open_gguf(path, ignore)
+    model = fill(files, _dtype(dtype, files.tensors), where, ignore, progress)
     ends = frozenset(_ids(files.generation.get("eos_token_id")) + _ids(files.config.get("eos_token_id")))
     if files.tokenizer is not None:
         ends |= files.tokenizer.eos_ids
@@ -112,22 +110,38 @@ def load(
 
 def find(source: str | Path) -> Path:
     """The file or folder a source names. Raises SourceError saying what would be right."""
-    path = Path(source).expanduser()
-    if path.exists():
-        if path.is_file() and path.name == "config.json":
-            return path.parent
-        if path.is_file() and path.suffix == ".safetensors":
-            return path.parent
-        return path
-    name = str(source)
+    name, path = str(source), _here(source)
+    if path is not None:
+        folder = path.parent if path.name == "config.json" else path
+        return _only_gguf(folder) if folder.is_dir() and not (folder / "config.json").is_file() else folder
     if name in PACKAGED:
         return _packaged(name, PACKAGED[name])
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and path.suffix != ".gguf":
+    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and not name.lower().endswith((".gguf", *WEIGHT_FILES)):
         return _from_hub(name)
     known = ", ".join(PACKAGED)
     raise SourceError(
         f"{name} is not here: a source is a folder, a .gguf file, a hub name (org/name), or one of {known}."
     )
+
+
+def _here(source: str | Path) -> Path | None:
+    try:
+        path = Path(source).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # a name that is too long, or ~ of nobody
+        return None
+
+
+def _only_gguf(folder: Path) -> Path:
+    """The one .gguf file of a folder without a config.json."""
+    found = sorted(path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
+    if len(found) == 1:
+        return folder / found[0]
+    if found:
+        raise SourceError(
+            f"{folder} holds {len(found)} .gguf files: pass the path of one, such as {found[0]}."
+        )
+    raise SourceError(f"{folder} has no config.json; a model folder holds one beside its weights.")
 
 
 def _packaged(name: str, model: Packaged) -> Path:
@@ -148,15 +162,19 @@ def _packaged(name: str, model: Packaged) -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import errors, snapshot_download
 
-    wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as problem:
-        reason = str(problem).strip().splitlines()[0]
-        raise SourceError(f"the hub did not give {name}: {reason}") from None
+        return Path(snapshot_download(name, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+    except errors.GatedRepoError:
+        reason = f"the hub gives {name} only to those who accepted its licence: do so, then `hf auth login`"
+    except errors.RepositoryNotFoundError:
+        reason = f"{name} is no folder here, and the hub has no such model, or it is private"
+    except errors.LocalEntryNotFoundError:
+        reason = f"{name} is no folder here and not in the hub's cache, and the hub cannot be reached"
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
+        reason = f"the hub did not give {name}: {str(problem).strip().splitlines()[0].rstrip('.')}"
+    raise SourceError(f"{reason}.")
 
 
 @dataclass(frozen=True)
@@ -166,7 +184,6 @@ class _Files:
     name: str
     description: Description
     tensors: Mapping[str, StoredTensor]
-    irrelevant: tuple[str, ...]
     tokenizer: Tokenizer | None
     config: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -176,21 +193,21 @@ def _open_gguf(path: Path, ignore: tuple[str, ...]) -> _Files:
     file = read_gguf(path)
     description = describe_gguf(file.metadata, file.tensors, path.name, ignore)
     tokenizer = from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
-    return _Files(path.name, description, file.tensors, ("rope_freqs.weight",), tokenizer)
+    return _Files(path.name, description, file.tensors, tokenizer)
 
 
 def _open_folder(path: Path, ignore: tuple[str, ...]) -> _Files:
-    config = _json(path / "config.json")
+    """A folder, or the weight file in it that is meant."""
+    folder = path if path.is_dir() else path.parent
+    config = _json(folder / "config.json")
     if config is None:
-        raise SourceError(f"{path} has no config.json; a model folder holds one beside its weights.")
-    description = describe(config, "config.json", ignore)
-    tensors = read_safetensors(path)
-    if "model.embed_tokens.weight" not in tensors and "embed_tokens.weight" in tensors:
-        description = without_prefix(description, "model.")
-    tokenizer = from_folder(path) if (path / "tokenizer.json").is_file() else None
-    generation = _json(path / "generation_config.json") or {}
-    irrelevant = family_of(config.get("model_type"), "config.json").irrelevant
-    return _Files(path.name, description, tensors, irrelevant, tokenizer, config, generation)
+        raise SourceError(f"{folder} has no config.json; a model folder holds one beside its weights.")
+    description, tensors = describe(config, "config.json", ignore), read_safetensors(path)
+    if not any(name.startswith(description.prefix) for name in tensors):
+        description = description.bare()
+    tokenizer = from_folder(folder) if (folder / "tokenizer.json").is_file() else None
+    generation = _json(folder / "generation_config.json") or {}
+    return _Files(path.name, description, tensors, tokenizer, config, generation)
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -198,7 +215,7 @@ def _json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as problem:
+    except (ValueError, RecursionError) as problem:
         raise ConfigError(f"{path.name} is not valid JSON: {problem}.") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path.name} must hold an object.")
@@ -212,17 +229,25 @@ def _ids(value: Any) -> list[int]:
 
 def _dtype(asked: torch.dtype | str | None, tensors: Mapping[str, StoredTensor]) -> torch.dtype:
     """What was asked for, else the type most of the file is stored in."""
-    if isinstance(asked, torch.dtype):
-        return asked
     if asked is not None:
-        found = getattr(torch, asked, None)
-        if not isinstance(found, torch.dtype) or not found.is_floating_point:
-            raise ConfigError(f"The type {asked!r} is not known (float32, bfloat16, float16).")
+        found = getattr(torch, asked, None) if isinstance(asked, str) else asked
+        if not isinstance(found, torch.dtype) or found not in FLOATS.values():
+            raise RequestError(f"dtype {asked!r} is not known (float32, bfloat16, float16, float64).")
         return found
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
         sizes[tensor.format] = sizes.get(tensor.format, 0) + tensor.nbytes
     return FLOATS.get(max(sizes, key=sizes.__getitem__, default=""), torch.float32)
+
+
+def _device(asked: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(asked)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        reason = str(problem).splitlines()[0].rstrip(".")
+        raise RequestError(f"device {str(asked)!r} cannot be used here: {reason}.") from None
+    return device
 
 
 def fill(
@@ -233,21 +258,23 @@ def fill(
     progress: Progress | None = None,
 ) -> Transformer:
     """The model with every parameter from the files; every tensor used, or known not to matter."""
-    wanted = files.description.model.weights()
+    names = {ours: _their_name(ours, files.description.weights) for ours in files.description.model.weights()}
+    _check_names(files, names, ignore)
+    _check_tensors(files, names)
+    _check_memory(files, dtype, device)
+    # built once the files have proven the sizes: a configuration alone could ask for anything
     with torch.device("meta"):
         model = Transformer(files.description.model).requires_grad_(False)
-    names = {ours: _their_name(ours, files.description.weights) for ours in wanted}
-    _check_names(files, names, ignore)
     state = {}
-    for done, (ours, theirs) in enumerate(names.items()):
-        stored, shape = files.tensors[theirs], wanted[ours].shape
-        if stored.shape != shape:
-            raise CheckpointError(
-                f"{files.name}: {theirs} has shape {stored.shape}; the configuration makes it {shape}."
-            )
-        state[ours] = to_torch(stored).to(device=device, dtype=dtype)
+    for done, (ours, theirs) in enumerate(names.items(), 1):
+        try:
+            state[ours] = _converted(files.tensors[theirs], dtype, device)
+        except (MemoryError, RuntimeError) as problem:
+            if "memory" not in str(problem) and not isinstance(problem, MemoryError):
+                raise
+            raise _too_large(files, dtype, None) from None
         if progress is not None:
-            progress(done + 1, len(names))
+            progress(done, len(names))
     model.load_state_dict(state, strict=False, assign=True)
     tie(model, files.description.model)
     return model.eval()
@@ -266,24 +293,135 @@ def _check_names(files: _Files, names: Mapping[str, str], ignore: tuple[str, ...
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise CheckpointError(f"{files.name} lacks {missing[0]}{more}, which its configuration calls for.")
-    for name in sorted(files.tensors.keys() - set(names.values())):
-        if any(fnmatchcase(name, pattern) for pattern in (*files.irrelevant, *ignore)):
+    unused = files.tensors.keys() - set(names.values())
+    patterns = (*files.description.irrelevant, *ignore)
+    copies = _tied_copies(files, names)
+    for name in sorted(unused):
+        if name in patterns or any(fnmatchcase(name, pattern) for pattern in patterns):
             continue
-        if not _is_tied_copy(name, names, files):
+        if name not in copies:
+            problem = "which its configuration has no place for"
+        elif not _same(files.tensors[name], files.tensors[copies[name]]):
+            problem = f"which differs from {copies[name]} though its configuration ties the two"
+        else:
+            continue
+        raise CheckpointError(
+            f'{files.name} holds {name}, {problem}. Pass ignore=("{name}",) to load without it.'
+        )
+
+
+def _tied_copies(files: _Files, names: Mapping[str, str]) -> dict[str, str]:
+    """A shared tensor's further names, as some tools save tied heads twice, and the name it is read by."""
+    shared = {tensor.name: tensor.key for tensor in files.description.model.tensors()}
+    first = {shared[ours]: theirs for ours, theirs in names.items()}
+    return {
+        _their_name(ours, files.description.weights): first[key]
+        for ours, key in shared.items()
+        if ours not in names
+    }
+
+
+def _same(a: StoredTensor, b: StoredTensor) -> bool:
+    return (a.format, a.shape) == (b.format, b.shape) and bool((a.data == b.data).all())
+
+
+def _check_tensors(files: _Files, names: Mapping[str, str]) -> None:
+    for ours, tensor in files.description.model.weights().items():
+        stored = files.tensors[names[ours]]
+        if stored.shape != tensor.shape:
             raise CheckpointError(
-                f"{files.name} holds {name}, which its configuration has no place for. "
-                f'Pass ignore=("{name}",) to load without it.'
+                f"{files.name}: {stored.name} has shape {stored.shape}; "
+                f"the configuration makes it {tensor.shape}."
+            )
+        plain = FORMATS[stored.format].dtype
+        if plain is not None and plain.kind != "f":
+            raise CheckpointError(
+                f"{files.name}: {stored.name} is stored as {stored.format}; "
+                "a weight must be a floating-point number, or in a block format of GGUF."
             )
 
 
-def _is_tied_copy(name: str, names: Mapping[str, str], files: _Files) -> bool:
-    """A second copy of a shared tensor, as some tools save tied heads: fine if it is the same."""
-    shared = {tensor.name: tensor.key for tensor in files.description.model.tensors()}
-    for ours, key in shared.items():
-        if ours not in names and _their_name(ours, files.description.weights) == name:
-            first = next(n for n in names if shared[n] == key)
-            return bool((files.tensors[name].data == files.tensors[names[first]].data).all())
-    return False
+def _check_memory(files: _Files, dtype: torch.dtype, device: torch.device) -> None:
+    """Before anything is allocated: a process that takes too much is killed without a word."""
+    free = free_memory(device)
+    if free is not None and _needed(files, dtype) > free:
+        raise _too_large(files, dtype, free)
+
+
+def _needed(files: _Files, dtype: torch.dtype) -> int:
+    return files.description.model.parameters() * dtype.itemsize
+
+
+def _too_large(files: _Files, dtype: torch.dtype, free: int | None) -> CapacityError:
+    kind, there = str(dtype).removeprefix("torch."), "less" if free is None else _gigabytes(free)
+    way_on = 'load it with dtype="bfloat16", or choose' if dtype.itemsize > 2 else "choose"
+    return CapacityError(
+        f"{files.name} needs {_gigabytes(_needed(files, dtype))} of memory as {kind}, and {there} is free: "
+        f"{way_on} a smaller model."
+    )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
+
+
+def free_memory(device: torch.device | str = "cpu") -> int | None:
+    """Bytes that can be allocated on a device without swapping; None where there is no telling.
+
+    Of the processor's memory, the least of what the machine has available, what the container is
+    allowed (cgroup v2), and what the process is allowed (RLIMIT_AS).
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return None
+    known = [count for count in (_free_here(), _free_in_container(), _free_to_process()) if count is not None]
+    return max(min(known), 0) if known else None
+
+
+def _free_here() -> int | None:
+    available = _counts(Path("/proc/meminfo")).get("MemAvailable")
+    return None if available is None else available * 1024
+
+
+def _free_in_container() -> int | None:
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return None
+    return limit - used + _counts(folder / "memory.stat").get("file", 0)  # cached files make way
+
+
+def _free_to_process() -> int | None:
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError, ValueError):
+        return None
+    return None if limit == resource.RLIM_INFINITY else limit - pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """Lines of a name and a number, as the kernel writes them."""
+    try:
+        lines = [line.replace(":", " ").split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
+
+
+def _converted(stored: StoredTensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    values = to_torch(stored)
+    found = values.to(device=device, dtype=dtype)
+    if dtype == torch.float16 and values.dtype != dtype and not bool(found.isfinite().all()):
+        raise CheckpointError(
+            f'{stored.name} holds values that float16 cannot: load with dtype="bfloat16" or "float32".'
+        )
+    return found
 
 
 def to_torch(stored: StoredTensor) -> torch.Tensor:

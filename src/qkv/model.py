@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import index
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -50,6 +52,14 @@ class Model:
         self.context = loaded.context
         self._tap: Tap = NoTap()
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.network.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
     def __call__(
         self,
         tokens: Int[torch.Tensor, "batch length"],
@@ -67,7 +77,9 @@ class Model:
         for name, given in (("source", source), ("features", features), ("types", types)):
             if given is not None:
                 raise RequestError(f"This model has no use for {name}.")
-        return self.network(tokens, layout=layout, tap=self._tap)
+        if not isinstance(tokens, torch.Tensor) or tokens.is_floating_point():
+            raise RequestError("Tokens must be a tensor of whole numbers, (batch, length).")
+        return self.network(tokens.to(self.device, torch.long), layout=layout, tap=self._tap)
 
     def generate(
         self,
@@ -82,15 +94,16 @@ class Model:
 
         Greedy unless the model's generation config or the arguments say otherwise (see
         `qkv.engine.Sampling`). `max_new_tokens` None: 256, as far as the context allows. Stops
-        before any of the `stop` texts. Raises RequestError before anything runs.
+        before any of the `stop` texts. Raises RequestError, or CapacityError for a cache that does
+        not fit, before anything runs.
         """
-        single = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
+        single = isinstance(prompt, str) or (len(prompt) > 0 and not isinstance(prompt[0], str | Sequence))
         prompts: list[Prompt] = [prompt] if single else list(prompt)  # type: ignore[list-item, arg-type]
         requests = [self.request(p, max_new_tokens, stop, ignore_eos, sampling) for p in prompts]
         if not requests:
             raise RequestError("There is no prompt to continue.")
         found: dict[int, Completion] = {}
-        for row, _, completion in engine.stream(self.loaded, requests, self._tap):
+        for row, _, completion in engine.stream(self.loaded, requests, lambda: self._tap):
             found[row] = completion
         return found[0] if single else [found[row] for row in range(len(requests))]
 
@@ -104,10 +117,13 @@ class Model:
         progress: Callable[[int, int], None] | None = None,
         **sampling: Unpack[Asked],
     ) -> Stream:
-        """The same for one prompt, piece by piece: iterate for text, then look at `.completion`."""
+        """The same for one prompt, piece by piece: iterate for text, then look at `.completion`.
+
+        What cannot be served is refused here; nothing runs before the first piece is asked for.
+        `progress` is told how much of the prompt is read, and of how much.
+        """
         request = self.request(prompt, max_new_tokens, stop, ignore_eos, sampling)
-        engine.check(request, self.loaded)
-        return Stream(self, request, progress)
+        return Stream(engine.stream(self.loaded, [request], lambda: self._tap, progress), request)
 
     def request(
         self,
@@ -120,7 +136,7 @@ class Model:
         """A prompt and its arguments as the engine takes them."""
         if not isinstance(self.spec.head, Language):
             raise UnsupportedError("This model has no language head, so it cannot generate.")
-        ids = tuple(self.encode(prompt) if isinstance(prompt, str) else prompt)
+        ids = tuple(self.encode(prompt)) if isinstance(prompt, str) else _whole(prompt)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         chosen = Sampling.from_defaults(self.loaded.generation, sampling)
         limit = engine.room(ids, self.loaded, max_new_tokens)
@@ -148,43 +164,93 @@ class Model:
             with model.tap({"layers.3.output": lambda x: 0 * x}):
                 model(tokens)
 
-        Raises RequestError for a name the model does not have. Nothing stays after the block.
+        Blocks nest: the inner one sees what the outer one has replaced. Raises RequestError for a
+        name the model does not have. Nothing stays after the block.
         """
         taps = Taps([names] if isinstance(names, str) else names, tap_names(self.spec))
-        outer, self._tap = self._tap, taps
+        outer, self._tap = self._tap, _Nested(self._tap, taps)
         try:
             yield taps
         finally:
             self._tap = outer
 
     def save(self, folder: str | Path) -> None:
-        """Writes config.json and model.safetensors as they were read; shared tensors once."""
+        """Writes a folder in Hugging Face layout: weights, configuration and tokenizer, as they were read.
+
+        Shared tensors are stored once, in the type the model has now. Raises RequestError where
+        the folder already holds weights.
+        """
         if not self.loaded.config:
             raise UnsupportedError("Only models read from a Hugging Face folder can be saved so far.")
         folder = Path(folder)
+        if next(folder.glob("*.safetensors*"), None) is not None:
+            raise RequestError(f"{folder} already holds weights: save to another folder.")
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: _stored(name, tensor) for name, tensor in loading.checkpoint_names(self.loaded)}
         write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
-        for name, data in (
-            ("config.json", self.loaded.config),
-            ("generation_config.json", self.loaded.generation),
-        ):
-            if data:
-                (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        source = self.loaded.source
+        for path in ((source if source.is_dir() else source.parent) / name for name in _BESIDE):
+            if path.is_file():
+                shutil.copyfile(path, folder / path.name)
+        config = {key: value for key, value in self.loaded.config.items() if key != "torch_dtype"}
+        config["dtype"] = str(self.dtype).removeprefix("torch.")
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+# what makes a folder of weights a whole model
+_BESIDE = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 
 
 class Stream:
-    """Text as it is generated. `completion` holds what there is so far."""
+    """Text as it is generated. `completion` holds what there is so far; `close` ends it early."""
 
-    def __init__(self, model: Model, request: Request, progress: Callable[[int, int], None] | None = None):
+    def __init__(self, pieces: Generator[tuple[int, str, Completion], None, None], request: Request):
         self.completion = Completion(request.prompt)
-        self._pieces = engine.stream(model.loaded, [request], model._tap, progress)
+        self._pieces = pieces
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> str:
         for _, text, completion in self._pieces:
             self.completion = completion
             if text:
-                yield text
+                return text
+        raise StopIteration
+
+    def close(self) -> None:
+        """Generates no more, and frees the memory that this took."""
+        self._pieces.close()
+
+
+class _Nested:
+    """Taps within taps: the outer one is asked first."""
+
+    def __init__(self, outer: Tap, inner: Tap):
+        self.outer, self.inner = outer, inner
+
+    def __call__(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        return self.inner(name, self.outer(name, value))
+
+    def at(self, *names: str | int) -> Tap:
+        return _Nested(self.outer.at(*names), self.inner.at(*names))
+
+    def wants(self, name: str) -> bool:
+        return self.outer.wants(name) or self.inner.wants(name)
+
+
+def _whole(prompt: Sequence[int]) -> tuple[int, ...]:
+    """Token ids of any integer type, as Python's."""
+    try:
+        return tuple(index(token) for token in prompt)
+    except TypeError:
+        raise RequestError("A prompt must be text or token ids (whole numbers).") from None
 
 
 def _stored(name: str, tensor: torch.Tensor) -> StoredTensor:

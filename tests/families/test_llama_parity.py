@@ -1,4 +1,4 @@
-"""Llama and its kin equal transformers on random small models: full, padded, cached, chunked, and in gradients."""
+"""Llama and its kin equal transformers on random small models: full, padded, cached, chunked, gradients."""
 
 from __future__ import annotations
 
@@ -13,50 +13,51 @@ from qkv import loading
 from qkv.nn import ContiguousCache, Layout
 from tests.support import assert_close
 
-BASE: dict[str, Any] = dict(
-    vocab_size=97,
-    hidden_size=36,
-    intermediate_size=52,
-    num_hidden_layers=3,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=64,
-    initializer_range=0.15,
-    pad_token_id=None,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
-YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
-LONG = dict(rope_type="longrope", short_factor=[1.0, 1.1, 1.3, 2.0], long_factor=[1.0, 2.0, 3.5, 8.0])
+BASE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 36,
+    "intermediate_size": 52,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.15,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 2.0, 3.5, 8.0]}
 
 # name: (model type, what differs from BASE)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
-    "one-head": ("llama", dict(num_attention_heads=1, num_key_value_heads=1, head_dim=6)),
-    "odd-heads": ("llama", dict(hidden_size=35, num_attention_heads=5, num_key_value_heads=5, head_dim=4)),
-    "nine-over-three": ("llama", dict(num_attention_heads=9, num_key_value_heads=3, head_dim=4)),
-    "multi-query": ("llama", dict(num_attention_heads=3, num_key_value_heads=1, head_dim=10)),
-    "wide-heads": ("llama", dict(num_attention_heads=4, num_key_value_heads=2, head_dim=32)),
-    "tied": ("llama", dict(tie_word_embeddings=True)),
-    "biased": ("llama", dict(attention_bias=True, mlp_bias=True)),
-    "gelu": ("llama", dict(hidden_act="gelu_pytorch_tanh")),
-    "linear": ("llama", dict(rope_scaling=dict(rope_type="linear", factor=2.5))),
-    "dynamic": ("llama", dict(rope_scaling=dict(rope_type="dynamic", factor=2.0))),
-    "yarn": ("llama", dict(rope_scaling=YARN)),
-    "yarn-attention": ("llama", dict(rope_scaling={**YARN, "attention_factor": 0.7, "beta_fast": 4.0})),
-    "yarn-mscale": ("llama", dict(rope_scaling={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5})),
-    "yarn-untruncated": ("llama", dict(rope_scaling={**YARN, "truncate": False})),
-    "llama3": ("llama", dict(rope_scaling={**LLAMA3, "original_max_position_embeddings": 32})),
-    "longrope": ("llama", dict(rope_scaling={**LONG, "original_max_position_embeddings": 32, "factor": 2.0})),
-    "mistral": ("mistral", dict(sliding_window=None)),
-    "window": ("mistral", dict(sliding_window=3)),
-    "window-tied": ("mistral", dict(sliding_window=5, tie_word_embeddings=True, num_attention_heads=3,
-                                    num_key_value_heads=3)),
-    "smollm3": ("smollm3", dict(no_rope_layers=[1, 1, 0], layer_types=None, use_sliding_window=False)),
-    "granite": ("granite", dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2,
-                                logits_scaling=4.0)),
+    "one-head": ("llama", {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 6}),
+    "odd-heads": ("llama", {"hidden_size": 35, "num_attention_heads": 5, "num_key_value_heads": 5,
+                            "head_dim": 4}),
+    "nine-over-three": ("llama", {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4}),
+    "multi-query": ("llama", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10}),
+    "wide-heads": ("llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "linear": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.5}}),
+    "dynamic": ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+    "yarn": ("llama", {"rope_scaling": YARN}),
+    "yarn-attention": ("llama", {"rope_scaling": {**YARN, "attention_factor": 0.7, "beta_fast": 4.0}}),
+    "yarn-mscale": ("llama", {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}}),
+    "yarn-untruncated": ("llama", {"rope_scaling": {**YARN, "truncate": False}}),
+    "llama3": ("llama", {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 32}}),
+    "longrope": ("llama", {"rope_scaling": {**LONG, "original_max_position_embeddings": 32, "factor": 2.0}}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "window": ("mistral", {"sliding_window": 3}),
+    "window-tied": ("mistral", {"sliding_window": 5, "tie_word_embeddings": True, "num_attention_heads": 3,
+                                "num_key_value_heads": 3}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 0], "layer_types": None, "use_sliding_window": False}),
+    "granite": ("granite", {"embedding_multiplier": 3.0, "residual_multiplier": 0.5,
+                            "attention_multiplier": 0.2, "logits_scaling": 4.0}),
 }  # fmt: skip
 
 
@@ -70,7 +71,9 @@ class Pair:
             settings.pop("head_dim")  # transformers' Granite takes it from the width
         config = transformers.AutoConfig.for_model(kind, **settings)
         torch.manual_seed(3)
-        self.theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        self.theirs = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager"
+        ).eval()
         with torch.no_grad():  # biases start at zero and norms at one: neither would be seen
             for parameter in self.theirs.parameters():
                 if parameter.ndim == 1:
@@ -131,7 +134,7 @@ def test_gradients_of_one_layer(pair: Pair) -> None:
     pair.theirs(ids).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None]).mean().backward()
     assert len(layer) >= 9
     theirs = dict(pair.theirs.named_parameters())
-    # measured against the layer's largest: a key bias hardly moves a softmax, and its gradient is all rounding
+    # measured against the layer's largest: a key bias hardly moves a softmax, its gradient is all rounding
     largest = max(float(theirs[name].grad.abs().max()) for name in layer)
     for name in layer:
         ours = pair.ours.get_parameter(names[name]).grad

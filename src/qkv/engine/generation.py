@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 import numpy as np
 import torch
 
 from qkv.engine.sampling import Sampler, Sampling
-from qkv.errors import RequestError
-from qkv.loading import Loaded
-from qkv.nn import ContiguousCache, Layout
-from qkv.nn.taps import NoTap, Tap
+from qkv.errors import CapacityError, RequestError, TokenizerError
+from qkv.loading import Loaded, free_memory
+from qkv.nn import ContiguousCache, Layout, NoTap, Tap, Transformer
 from qkv.text import StopStrings
 
-CHUNK = 512  # prompt tokens a pass: bounds memory and lets progress be shown
+CHUNK = 512  # prompt tokens a pass, of all rows together: bounds memory and lets progress be shown
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,11 @@ class Request:
 
 @dataclass
 class Completion:
-    """One answer. `finish_reason` is "stop" (an end token or a stop text) or "length"."""
+    """One answer. `finish_reason` is "stop" (an end token or a stop text) or "length".
+
+    `tokens` are all that were chosen, an end token included; `text` goes on exactly where the
+    prompt's ends. `logprobs` are the model's own, before temperature and filters.
+    """
 
     prompt: tuple[int, ...]
     text: str = ""
@@ -63,8 +67,10 @@ class _Row:
         self.request, self.loaded = request, loaded
         self.completion = Completion(request.prompt)
         self.sampler = Sampler(request.sampling, request.prompt)
-        self.decoder = loaded.tokenizer.stream() if loaded.tokenizer else None
         self.stops = StopStrings(request.stop)
+        self.decoder = loaded.tokenizer.stream() if loaded.tokenizer else None
+        for token in request.prompt:  # the text goes on after the prompt's
+            self.spell(token)
 
     @property
     def finished(self) -> bool:
@@ -75,21 +81,31 @@ class _Row:
         done = self.completion
         token = self.sampler.choose(logits)
         done.tokens.append(token)
-        shifted = np.asarray(logits, np.float64) - logits.max()
-        done.logprobs.append(float(shifted[token] - np.log(np.exp(shifted).sum())))
+        done.logprobs.append(_logprob(logits, token))
         ended = token in self.loaded.eos_ids and not self.request.ignore_eos
-        text, stopped = "", None
-        if not ended and self.decoder is not None:
-            text, stopped = self.stops.push(self.decoder.push(token))
+        last = ended or len(done.tokens) >= self.request.max_new_tokens
+        text, stopped = self.stops.push("" if ended else self.spell(token))
+        if last and stopped is None:
+            tail, stopped = self.stops.push(self.decoder.flush() if self.decoder else "")
+            text += tail if stopped is not None else tail + self.stops.flush()
+        done.text += text
         if ended or stopped is not None:
             done.finish_reason = "stop"
-        elif len(done.tokens) >= self.request.max_new_tokens:
+        elif last:
             done.finish_reason = "length"
-        if self.finished and stopped is None and self.decoder is not None:
-            tail, stopped = self.stops.push(self.decoder.flush())
-            text += tail + (self.stops.flush() if stopped is None else "")
-        done.text += text
         return text
+
+    def spell(self, token: int) -> str:
+        """The text a token completes: none where the model has more ids than its tokenizer has texts."""
+        try:
+            return self.decoder.push(token) if self.decoder else ""
+        except TokenizerError:
+            return ""
+
+
+def _logprob(logits: np.ndarray, token: int) -> float:
+    shifted = np.asarray(logits, np.float64) - logits.max()
+    return float(shifted[token] - np.log(np.exp(shifted).sum()))
 
 
 def check(request: Request, loaded: Loaded) -> None:
@@ -102,16 +118,16 @@ def check(request: Request, loaded: Loaded) -> None:
             raise RequestError(
                 f"Token {token}, at place {place} of the prompt, is outside the vocabulary of {vocab:,}."
             )
-    if request.max_new_tokens < 1:
-        raise RequestError(f"max_new_tokens is {request.max_new_tokens}; it must be at least 1.")
-    total = len(request.prompt) + request.max_new_tokens
-    if loaded.context is not None and total > loaded.context:
+    more = request.max_new_tokens
+    if not isinstance(more, Integral) or isinstance(more, bool) or more < 1:
+        raise RequestError(f"max_new_tokens is {more!r}; it must be a whole number of at least 1.")
+    size = len(request.prompt)
+    if loaded.context is not None and size + more > loaded.context:
         raise RequestError(
-            f"A prompt of {len(request.prompt):,} tokens and {request.max_new_tokens:,} new ones do not fit: "
-            f"the context holds {loaded.context:,}."
+            f"This request needs {size + more:,} tokens ({size:,} of prompt, {more:,} new) and the context "
+            f"holds {loaded.context:,}: ask for fewer, or shorten the prompt."
         )
-    if any(not stop for stop in request.stop):
-        raise RequestError("A stop text is empty.")
+    StopStrings(request.stop)  # refuses what is no text
     if request.stop and loaded.tokenizer is None:
         raise RequestError("Stop texts need a tokenizer, and this source has none.")
 
@@ -132,61 +148,88 @@ def room(prompt: Sequence[int], loaded: Loaded, wanted: int | None, default: int
 def stream(
     loaded: Loaded,
     requests: Sequence[Request],
-    tap: Tap = NoTap(),
+    tap: Callable[[], Tap] = NoTap,
     progress: Callable[[int, int], None] | None = None,
-) -> Iterator[tuple[int, str, Completion]]:
+) -> Generator[tuple[int, str, Completion], None, None]:
     """Serves the requests as one batch; gives (row, new text, the completion so far) as they come.
 
-    All are checked before anything runs. A row's result does not depend on its batch mates:
-    prompts are padded on the left and padding is invisible.
+    All are checked at once, before anything runs. A row's result does not depend on its batch
+    mates: prompts are padded on the left and padding is invisible. `tap` is asked at every pass.
+    Closing the generator frees what it holds.
     """
     for request in requests:
         check(request, loaded)
-    rows = [_Row(request, loaded) for request in requests]
-    longest = max(len(row.request.prompt) for row in rows)
-    more = max(row.request.max_new_tokens for row in rows)
-    parameter = next(loaded.model.parameters())
-    cache = ContiguousCache(
-        loaded.model.spec.trunk, len(rows), longest + more - 1, parameter.dtype, parameter.device
-    )
-    prompts = torch.zeros(len(rows), longest, dtype=torch.long)
-    present = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        prompts[i, longest - len(row.request.prompt) :] = torch.tensor(row.request.prompt)
-        present[i, longest - len(row.request.prompt) :] = True
-    step = _Step(loaded, cache, tap, parameter.device)
+    longest = max(len(request.prompt) for request in requests)
+    capacity = longest + max(request.max_new_tokens for request in requests) - 1
+    _check_memory(loaded.model, len(requests), capacity)
+    return _serve(loaded, requests, capacity, tap, progress)
 
+
+def _check_memory(model: Transformer, batch: int, capacity: int) -> None:
+    """Before anything is allocated: a process that takes too much is killed without a word."""
+    parameter = next(model.parameters())
+    one = ContiguousCache(model.spec.trunk, 1, 1, parameter.dtype, "meta")
+    need, free = one.bytes * batch * capacity, free_memory(parameter.device)
+    if free is not None and need > free:
+        rows = f" in each of {batch:,} rows" if batch > 1 else ""
+        raise CapacityError(
+            f"A cache of {capacity:,} tokens{rows} needs {need / 1e6:,.0f} MB of memory, and "
+            f"{free / 1e6:,.0f} MB is free: ask for fewer new tokens, or shorten the prompt."
+        )
+
+
+def _serve(
+    loaded: Loaded,
+    requests: Sequence[Request],
+    capacity: int,
+    tap: Callable[[], Tap],
+    progress: Callable[[int, int], None] | None,
+) -> Generator[tuple[int, str, Completion], None, None]:
+    step = _Step(loaded.model, len(requests), capacity, tap)
     started = time.perf_counter()
-    for at in range(0, longest, CHUNK):
-        logits = step(prompts[:, at : at + CHUNK], present[:, at : at + CHUNK])
+    rows = [_Row(request, loaded) for request in requests]
+    tokens, present = _padded([request.prompt for request in requests])
+    longest, size = tokens.shape[1], max(CHUNK // len(rows), 1)
+    for at in range(0, longest, size):
+        logits = step(tokens[:, at : at + size], present[:, at : at + size])
         if progress is not None:
-            progress(min(at + CHUNK, longest), longest)
-    prefilled = time.perf_counter()
+            progress(min(at + size, longest), longest)
+    prefill, decode = time.perf_counter() - started, 0.0
     while True:
-        for i, row in enumerate(rows):
-            if row.finished:
-                continue
-            text = row.accept(logits[i])
-            row.completion.prefill_seconds = prefilled - started
-            row.completion.decode_seconds = time.perf_counter() - prefilled
+        started = time.perf_counter()
+        said = [(i, row, row.accept(logits[i])) for i, row in enumerate(rows) if not row.finished]
+        decode += time.perf_counter() - started
+        for i, row, text in said:
+            row.completion.prefill_seconds, row.completion.decode_seconds = prefill, decode
             yield i, text, row.completion
+        started = time.perf_counter()  # what the reader does with the text is no part of the speed
         going = torch.tensor([[not row.finished] for row in rows])
         if not going.any():
             return
         # a finished row is fed a token that is not there
-        latest = torch.tensor([[row.completion.tokens[-1]] for row in rows])
-        logits = step(latest, going)
+        logits = step(torch.tensor([[row.completion.tokens[-1]] for row in rows]), going)
+        decode += time.perf_counter() - started
+
+
+def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts as one batch, padded on the left, and where a token is."""
+    longest = max(map(len, prompts))
+    tokens = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    lengths = torch.tensor([[len(prompt)] for prompt in prompts])
+    return tokens, torch.arange(longest) >= longest - lengths
 
 
 class _Step:
     """One pass over new tokens of every row: the logits of each row's last place, fp32."""
 
-    def __init__(self, loaded: Loaded, cache: ContiguousCache, tap: Tap, device: torch.device):
-        self.loaded, self.cache, self.tap, self.device = loaded, cache, tap, device
+    def __init__(self, model: Transformer, batch: int, capacity: int, tap: Callable[[], Tap]):
+        self.model, self.tap = model, tap
+        parameter = next(model.parameters())
+        self.device = parameter.device
+        self.cache = ContiguousCache(model.spec.trunk, batch, capacity, parameter.dtype, self.device)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, tokens: torch.Tensor, present: torch.Tensor) -> np.ndarray:
-        layout = Layout.padded(present.to(self.device))
-        tokens = tokens.to(self.device)
-        logits = self.loaded.model(tokens, layout=layout, cache=self.cache, tap=self.tap, last_only=True)
+        layout, tokens = Layout.padded(present.to(self.device)), tokens.to(self.device)
+        logits = self.model(tokens, layout=layout, cache=self.cache, tap=self.tap(), last_only=True)
         return logits[:, -1].float().cpu().numpy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any, TypedDict
 
 import numpy as np
@@ -32,42 +33,48 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        bounds = {
-            "temperature": (self.temperature, 0, float("inf")),
-            "top_k": (self.top_k, 0, float("inf")),
-            "top_p": (self.top_p, 0, 1),
-            "min_p": (self.min_p, 0, 1),
-        }
-        for name, (value, low, high) in bounds.items():
-            if not low <= value <= high or value == float("inf"):
-                upper = "" if high == float("inf") else f" and at most {high}"
-                raise RequestError(f"{name} is {value}; it must be at least {low}{upper}.")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise RequestError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0.")
-        if self.seed is not None and self.seed < 0:
-            raise RequestError(f"seed is {self.seed}; it must be at least 0.")
+        for name, bounds in _BOUNDS.items():
+            value = getattr(self, name)
+            if not (_within(value, *bounds) or (name == "seed" and value is None)):
+                raise RequestError(f"{name} is {value!r}; it must be {_wanted(*bounds)}.")
 
     @staticmethod
     def from_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Sampling:
         """What was asked for, over what a generation_config.json says, over the defaults above.
 
-        Without `do_sample` in the file its temperature does not apply: it is greedy, as its
-        authors' library reads it. Asking for a filter or a seed asks for sampling.
+        Greedy unless the file says `do_sample`, as its authors' library reads it, or something
+        that only sampling has is asked for: then the temperature is the file's, else 1.
         """
         known = {f.name for f in fields(Sampling)}
         for name in asked:
             if name not in known:
                 raise RequestError(f"There is no sampling argument {name!r} ({', '.join(sorted(known))}).")
-        chosen = {k: v for k, v in defaults.items() if k in known and v is not None}
-        sampled = bool(defaults.get("do_sample"))
-        if not sampled:
-            chosen.pop("temperature", None)
-        elif "temperature" not in chosen:
-            chosen["temperature"] = 1.0
+        chosen = {name: value for name, value in defaults.items() if name in known and value is not None}
         asked = {name: value for name, value in asked.items() if value is not None}
-        if "temperature" not in asked and not sampled and asked.keys() & {"top_k", "top_p", "min_p", "seed"}:
-            chosen["temperature"] = 1.0
-        return Sampling(**{**chosen, **asked})
+        if not defaults.get("do_sample") and asked.keys() <= {"repetition_penalty"}:
+            chosen["temperature"] = 0.0
+        return Sampling(**{"temperature": 1.0, **chosen, **asked})
+
+
+_ANY = float("inf")
+_BOUNDS: dict[str, tuple[Any, float, float]] = {
+    "temperature": (Real, 0, _ANY),
+    "top_k": (Integral, 0, _ANY),
+    "top_p": (Real, 0, 1),
+    "min_p": (Real, 0, 1),
+    "repetition_penalty": (Real, 0.01, 100),  # farther out, logits overflow
+    "seed": (Integral, 0, _ANY),
+}
+
+
+def _within(value: Any, kind: Any, low: float, high: float) -> bool:
+    number = isinstance(value, kind) and not isinstance(value, bool)
+    return number and low <= value <= high and value != _ANY
+
+
+def _wanted(kind: Any, low: float, high: float) -> str:
+    what = "a whole number" if kind is Integral else "a number"
+    return f"{what} of at least {low}" if high == _ANY else f"{what} from {low} to {high}"
 
 
 class Asked(TypedDict, total=False):
@@ -103,7 +110,8 @@ class Sampler:
 
     def draw(self, logits: NDArray[np.float64]) -> int:
         order, shares = candidates(logits, self.sampling)
-        place = np.searchsorted(np.cumsum(shares), self.random.random() * shares.sum(), side="right")
+        sums = np.cumsum(shares)
+        place = np.searchsorted(sums, self.random.random() * sums[-1], side="right")
         return int(order[min(int(place), len(order) - 1)])
 
 
@@ -121,12 +129,19 @@ def candidates(
     """The tokens that may be drawn, most likely first, and their probabilities before renormalising."""
     # the top is subtracted first: a tiny temperature then gives 0 and -inf, not an overflow
     logits = (logits - logits.max()) / max(sampling.temperature, 1e-9)
-    order = np.argsort(-logits, kind="stable")
-    if sampling.top_k:
-        order = order[: sampling.top_k]
+    order = _likeliest(logits, sampling.top_k or len(logits))
     shares = np.exp(logits[order])
     shares /= shares.sum()
-    before = np.cumsum(shares) - shares
-    keep = (before < sampling.top_p) & (shares >= sampling.min_p * shares[0])
+    keep = (shares > 0) & (shares >= sampling.min_p * shares[0])
+    if sampling.top_p < 1:  # 1 keeps all, also where rounding brings the sum to 1 too soon
+        keep &= np.cumsum(shares) - shares < sampling.top_p
     keep[0] = True
     return order[keep], shares[keep]
+
+
+def _likeliest(logits: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """So many ids by falling logit, the lower id first among equals."""
+    ids = np.arange(len(logits))
+    if count < len(logits):  # sort no more than may stay
+        ids = np.flatnonzero(logits >= np.partition(logits, -count)[-count])
+    return ids[np.argsort(-logits[ids], kind="stable")][:count]

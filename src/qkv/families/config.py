@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,41 +14,59 @@ REQUIRED: Any = object()
 IRRELEVANT = frozenset(
     """
     _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention architectures
-    attention_dropout auto_map bad_words_ids begin_suppress_tokens bos_token_id
-    chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id diversity_penalty
-    do_sample dropout dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-    hidden_dropout hidden_dropout_prob id2label initializer_range is_decoder is_encoder_decoder
-    is_llama_config keys_to_ignore_at_inference label2id length_penalty max_length max_window_layers
-    min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
-    output_attentions output_hidden_states output_router_logits output_scores pad_token_id prefix
-    pretraining_tp problem_type pruned_heads remove_invalid_values repetition_penalty resid_pdrop
-    residual_dropout return_dict return_dict_in_generate sep_token_id suppress_tokens
-    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p
-    torch_dtype torchscript transformers_version transformers.js_config typical_p unsloth_fixed
-    unsloth_version use_bfloat16 use_cache
+    attention_dropout auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
+    cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dropout dtype
+    early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout hidden_dropout_prob id2label
+    initializer_range is_decoder is_encoder_decoder is_llama_config keys_to_ignore_at_inference label2id
+    length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups num_beams
+    num_return_sequences output_attentions output_hidden_states output_router_logits output_scores
+    pad_token_id prefix pretraining_tp problem_type pruned_heads remove_invalid_values
+    repetition_penalty resid_pdrop residual_dropout return_dict return_dict_in_generate sep_token_id
+    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
+    top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
+    unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()  # noqa: SIM905 (a word list reads better)
 )
+
+
+LARGEST = 1 << 24  # of a width, a vocabulary, a number of heads: what nothing published comes near
 
 
 class Config:
     """Keys and values of one file (or of an object inside it), and which of them were used.
 
     `where` names the file in messages. `ignore` names keys the caller chose to do without: they
-    read as absent.
+    read as absent. `called` gives the file's own names of keys that are taken by another.
     """
 
-    def __init__(self, data: Mapping[str, Any], where: str, ignore: Iterable[str] = ()):
-        self.where, self.ignore = where, frozenset(ignore)
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        where: str,
+        ignore: Iterable[str] = (),
+        called: Mapping[str, str] | None = None,
+    ):
+        self.where, self.ignore, self.called = where, frozenset(ignore), called or {}
         self.data = {key: value for key, value in data.items() if key not in self.ignore}
         self.untaken = {key for key in self.data if key not in IRRELEVANT}
 
     def __contains__(self, key: str) -> bool:
         return self.data.get(key) is not None
 
+    def at(self, key: str) -> str:
+        """A key as messages name it: the file, and its own name for the key."""
+        return f"{self.where}: {self.called.get(key, key)}"
+
     def peek(self, key: str, default: Any = None) -> Any:
         """A value without marking it as used."""
         return self.data.get(key, default)
+
+    def put(self, key: str, value: Any) -> None:
+        """A value that was worked out from others, to be taken like those of the file."""
+        if key not in self.ignore:
+            self.data[key] = value
+            self.untaken.add(key)
 
     def take(self, key: str, kind: type | tuple[type, ...], default: Any = REQUIRED) -> Any:
         """The value of a key, of a kind; null and absent are the default, or an error without one."""
@@ -55,27 +74,55 @@ class Config:
         value = self.data.get(key)
         if value is None:
             if default is REQUIRED:
-                raise ConfigError(f"{self.where}: {key} is missing.")
+                raise ConfigError(f"{self.at(key)} is missing.")
             return default
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join(k.__name__ for k in kinds)
-            raise ConfigError(f"{self.where}: {key} is {value!r}; it must be {_article(wanted)}.")
+        if isinstance(value, bool) and bool not in kinds:
+            raise self._wrong(key, " or ".join(KINDS.get(k, f"a {k.__name__}") for k in kinds))
+        if float in kinds and isinstance(value, int | float):
+            return self._finite(key, value)
+        if not isinstance(value, kinds):
+            raise self._wrong(key, " or ".join(KINDS.get(k, f"a {k.__name__}") for k in kinds))
         return value
 
-    def size(self, key: str, default: Any = REQUIRED) -> int:
-        """A whole number of at least 1."""
+    def size(self, key: str, default: Any = REQUIRED, most: int = LARGEST) -> Any:
+        """A whole number from 1 to `most`."""
         value = self.take(key, int, default)
-        if value is not None and value < 1:
-            raise ConfigError(f"{self.where}: {key} is {value}; it must be at least 1.")
+        if value is not None and not 1 <= value <= most:
+            raise self._wrong(key, f"from 1 to {most:,}")
         return value
+
+    def positive(self, key: str, default: Any = REQUIRED) -> Any:
+        """A number above 0."""
+        value = self.take(key, float, default)
+        if value is not None and value <= 0:
+            raise self._wrong(key, "above 0")
+        return value
+
+    def choice(self, key: str, known: Mapping[str, Any], default: str) -> Any:
+        """What a name stands for, of those that are known."""
+        name = self.take(key, str, default)
+        if name not in known:
+            raise ConfigError(f"{self.at(key)} {shown(name)} is not known ({', '.join(known)}).")
+        return known[name]
+
+    def each(self, key: str, known: Mapping[Any, Any], count: int, of: str) -> list[Any] | None:
+        """What the entries of a list stand for, one for each of `count` things; None without a list."""
+        values = self.take(key, list, None)
+        if values is None:
+            return None
+        if len(values) != count:
+            raise ConfigError(f"{self.at(key)} has {len(values):,} entries for {count:,} {of}.")
+        for value in values:
+            if not isinstance(value, str | int) or value not in known:
+                names = ", ".join(str(name) for name in known)
+                raise ConfigError(f"{self.at(key)} holds {shown(value)}, which is not known ({names}).")
+        return [known[value] for value in values]
 
     def inside(self, key: str) -> Config | None:
         """The object under a key, to take from in turn."""
         value = self.take(key, dict, None)
-        return None if value is None else Config(value, f"{self.where}: {key}", self.ignore)
+        return None if value is None else Config(value, self.at(key), self.ignore, self.called)
 
     def discard(self, *keys: str) -> None:
         """These say nothing that matters here."""
@@ -86,11 +133,33 @@ class Config:
         for key in sorted(self.untaken):
             if self.data[key] is not None:
                 raise ConfigError(
-                    f"{self.where}: {key} = {self.data[key]!r} is not known for this kind of model. "
+                    f"{self.at(key)} = {shown(self.data[key])} is not known for this kind of model. "
                     f'Pass ignore=("{key}",) to load without it.'
                 )
 
+    def _finite(self, key: str, value: float) -> float:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self._wrong(key, "a finite number")
+        return number
 
-def _article(kind: str) -> str:
-    names = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
-    return " or ".join(names.get(part, f"a {part}") for part in kind.split(" or "))
+    def _wrong(self, key: str, wanted: str) -> ConfigError:
+        return ConfigError(f"{self.at(key)} is {shown(self.data.get(key))}; it must be {wanted}.")
+
+
+KINDS: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "an object",
+}
+
+
+def shown(value: Any, limit: int = 60) -> str:
+    """A value from a file, fit to print: one line, and not a long one."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= limit else f"{text[:limit]}..."

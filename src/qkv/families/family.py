@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from qkv.errors import ConfigError
-from qkv.families.config import Config
+from qkv.families.config import Config, shown
 from qkv.spec import Language, Model
 from qkv.spec.heads import Head
 
@@ -17,31 +18,45 @@ class Description:
 
     `weights` maps names of the description to names in the checkpoint; "{layer}" stands for the
     number of a layer on both sides. `context` is the number of positions the files promise.
+    `irrelevant` are patterns of tensors that hold no parameter. `prefix` begins the names of all
+    tensors but the head's, and is left out where the model was saved without a head.
     """
 
     model: Model
     weights: Mapping[str, str]
     context: int | None = None
+    irrelevant: tuple[str, ...] = ()
+    prefix: str = ""
+
+    def bare(self) -> Description:
+        """The same with the names of a model that was saved without a head."""
+        names = {ours: theirs.removeprefix(self.prefix) for ours, theirs in self.weights.items()}
+        return replace(self, weights=names, prefix="")
 
 
 @dataclass(frozen=True)
 class Family:
-    """`types` are values of `model_type`; `irrelevant` are patterns of tensors that hold no parameter."""
+    """`types` are values of `model_type`.
+
+    `defaults` are, by type, the values of keys that a config.json may leave out because the class
+    that wrote it has them; a null in the file stays a null.
+    """
 
     types: tuple[str, ...]
     describe: Callable[[Config], Description]
-    irrelevant: tuple[str, ...] = ()
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def head_of(config: Config, language: Language) -> Head | None:
     """The head that `architectures` names: a language head, or none for the bare model."""
-    names = config.peek("architectures") or ["ForCausalLM"]
-    name = str(names[0])
-    if name.endswith(("ForCausalLM", "LMHeadModel")):
+    names = config.take("architectures", list, None) or ["ForCausalLM"]
+    if isinstance(names[0], str) and names[0].endswith(("ForCausalLM", "LMHeadModel")):
         return language
-    if name.endswith("Model"):
+    if isinstance(names[0], str) and names[0].endswith("Model"):
         return None
-    raise ConfigError(f"{config.where}: architectures names {name}, whose head is not known for this model.")
+    raise ConfigError(
+        f"{config.at('architectures')} names {shown(names[0])}, whose head is not known for this model."
+    )
 
 
 def layer_names(theirs: str, parts: Mapping[str, str]) -> dict[str, str]:
@@ -51,9 +66,3 @@ def layer_names(theirs: str, parts: Mapping[str, str]) -> dict[str, str]:
         for our, their in parts.items()
         for kind in ("weight", "bias")
     }
-
-
-def without_prefix(description: Description, prefix: str) -> Description:
-    """The same with checkpoint names as the bare model saves them, without its prefix."""
-    names = {ours: theirs.removeprefix(prefix) for ours, theirs in description.weights.items()}
-    return replace(description, weights=names)

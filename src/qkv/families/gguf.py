@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qkv.errors import ConfigError
-from qkv.families.config import Config
+from qkv.families.config import Config, shown
 from qkv.families.family import layer_names
+from qkv.spec.rotary import mscale
 
 KEYS = {
     "context_length": "max_position_embeddings",
@@ -47,10 +48,28 @@ WEIGHTS = {
     "decoder.norm.weight": "output_norm.weight",
     "head.weight": "output.weight",
 }
+IRRELEVANT = ("rope_freqs.weight",)  # read as part of the configuration
 # architectures whose files keep the pairs of a rotation side by side
 INTERLEAVED = frozenset({"llama", "mistral", "smollm3", "granite"})
 # about the file, the tokenizer, or how it was made
 OUTSIDE = ("general.", "tokenizer.", "split.", "quantize.", "GGUF.", "imatrix.", "mradermacher.")
+# values with which a key says nothing
+NEUTRAL = {
+    "attention.causal": True,
+    "attention.sliding_window": 0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "rope.scaling.attn_factor": 1.0,
+}
+# what llama.cpp knows by the architecture's name, and files therefore do not say
+UNSAID = {"smollm3": {"no_rope_layer_interval": 4}}
+
+
+def architecture(metadata: Mapping[str, Any], where: str) -> str:
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: general.architecture is missing.")
+    return name
 
 
 def configuration(
@@ -64,60 +83,81 @@ def configuration(
     What the metadata leaves to the tensors is read from them: a vocabulary without a size, biases,
     an output matrix of its own, a divisor for each rotary pair. `tensors` are StoredTensor by name.
     """
-    architecture = metadata.get("general.architecture")
-    if not isinstance(architecture, str):
-        raise ConfigError(f"{where}: general.architecture is missing.")
-    prefix, data = f"{architecture}.", dict[str, Any](model_type=architecture)
-    for key, value in metadata.items():
-        if key.startswith(prefix):
-            name = key.removeprefix(prefix)
-            data[KEYS.get(name, key)] = value
-        elif not key.startswith(OUTSIDE):
-            data[key] = value
-    _read_rotation(data, metadata, tensors, prefix)
-    _read_tensors(data, tensors)
-    return Config(data, where, ignore)
-
-
-def _read_tensors(data: dict[str, Any], tensors: Mapping[str, Any]) -> None:
-    if "token_embd.weight" in tensors:
-        data.setdefault("vocab_size", tensors["token_embd.weight"].shape[0])
-    data["tie_word_embeddings"] = "output.weight" not in tensors
-    data["attention_bias"] = "blk.0.attn_output.bias" in tensors
-    data["mlp_bias"] = "blk.0.ffn_down.bias" in tensors
-
-
-def _read_rotation(
-    data: dict[str, Any], metadata: Mapping[str, Any], tensors: Mapping[str, Any], prefix: str
-) -> None:
-    """Pairing, rotated dimensions and scaling, as one `rope_parameters` object."""
-    data["rope_interleaved"] = data["model_type"] in INTERLEAVED
-    head_dim = data.get("head_dim") or data.get("hidden_size", 0) // data.get("num_attention_heads", 1)
-    dims = data.pop(f"{prefix}rope.dimension_count", head_dim)
-    if dims != head_dim:
-        data["partial_rotary_factor"] = dims / head_dim
-    value_length = data.pop(f"{prefix}attention.value_length", head_dim)
-    if value_length != head_dim:
-        data[f"{prefix}attention.value_length"] = value_length  # no family here has one of its own: refuse
-    scaling = _scaling(data, prefix)
-    if "rope_freqs.weight" in tensors:
-        divisors = [float(d) for d in tensors["rope_freqs.weight"].decode()]
-        scaling = {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "factor": 1.0}
-    if scaling:
-        data["rope_scaling"] = scaling
-
-
-def _scaling(data: dict[str, Any], prefix: str) -> dict[str, Any] | None:
-    kind = data.pop(f"{prefix}rope.scaling.type", None)
-    names = {
-        "factor": "factor",
-        "original_context_length": "original_max_position_embeddings",
-        "attn_factor": "attention_factor",
-        "yarn_beta_fast": "beta_fast",
-        "yarn_beta_slow": "beta_slow",
+    kind = architecture(metadata, where)
+    prefix = f"{kind}."
+    names = {f"{prefix}{theirs}": ours for theirs, ours in KEYS.items()}
+    data = {
+        names.get(key, key): value
+        for key, value in metadata.items()
+        if not key.startswith(OUTSIDE) and not _says_nothing(key.removeprefix(prefix), value)
     }
-    found = {ours: data.pop(f"{prefix}rope.scaling.{theirs}", None) for theirs, ours in names.items()}
-    data.pop(f"{prefix}rope.scaling.finetuned", None)
-    if kind in (None, "none"):
-        return None
-    return {"rope_type": kind, **{key: value for key, value in found.items() if value is not None}}
+    called = {ours: theirs for theirs, ours in names.items()}
+    called |= {
+        "rope_scaling": f"{prefix}rope.scaling",
+        "rotary_dim": f"{prefix}rope.dimension_count",
+        "short_factor": "rope_freqs.weight",
+    }
+    data |= {"model_type": kind, **UNSAID.get(kind, {})}
+    config = Config(data, where, ignore, called)
+    _read_rotation(config, tensors, prefix)
+    _read_tensors(config, tensors)
+    return config
+
+
+def _says_nothing(key: str, value: Any) -> bool:
+    return key in NEUTRAL and isinstance(value, int | float) and value == NEUTRAL[key]
+
+
+def _read_tensors(config: Config, tensors: Mapping[str, Any]) -> None:
+    embedding = tensors.get("token_embd.weight")
+    if embedding is not None and embedding.shape and "vocab_size" not in config:
+        config.put("vocab_size", embedding.shape[0])
+    config.put("tie_word_embeddings", "output.weight" not in tensors)
+    config.put("attention_bias", "blk.0.attn_output.bias" in tensors)
+    config.put("mlp_bias", "blk.0.ffn_down.bias" in tensors)
+
+
+def _read_rotation(config: Config, tensors: Mapping[str, Any], prefix: str) -> None:
+    """Pairing, rotated dimensions and scaling, under the names of a config.json."""
+    config.put("rope_interleaved", config.peek("model_type") in INTERLEAVED)
+    dims = config.take(f"{prefix}rope.dimension_count", int, None)
+    if dims is not None:
+        config.put("rotary_dim", dims)
+    width, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    head_dim = config.size("head_dim", width // heads)
+    value_dim = config.take(f"{prefix}attention.value_length", int, head_dim)
+    if value_dim != head_dim:
+        raise ConfigError(
+            f"{config.at(f'{prefix}attention.value_length')} is {value_dim:,} and keys have {head_dim:,}; "
+            "for this kind of model both must be the same."
+        )
+    scaling, divisors = _scaling(config, prefix), tensors.get("rope_freqs.weight")
+    if divisors is not None and scaling:
+        raise ConfigError(
+            f"{config.where} has both rope_freqs.weight and {prefix}rope.scaling.type "
+            f"{shown(scaling['type'])}; only one of them can hold."
+        )
+    if divisors is not None:
+        values = [float(divisor) for divisor in divisors.decode().reshape(-1)]
+        scaling = {"type": "longrope", "short_factor": values, "long_factor": values, "factor": 1.0}
+    if scaling:
+        config.put("rope_scaling", scaling)
+
+
+def _scaling(config: Config, prefix: str) -> dict[str, Any]:
+    """The scaling as a config.json has it, {} for none; keys that its kind has no use for stay untaken."""
+    at = f"{prefix}rope.scaling."
+    factor = config.take(f"{at}factor", float, None) or config.take(f"{prefix}rope.scale_linear", float, None)
+    kind = config.take(f"{at}type", str, "linear" if factor else "none")
+    original = config.take(f"{at}original_context_length", int, None)
+    config.discard(f"{at}finetuned")
+    if kind == "none":
+        return {}
+    scaling = {"type": kind, "factor": factor, "original_max_position_embeddings": original or None}
+    if kind == "yarn":
+        scaling["beta_fast"] = config.take(f"{at}yarn_beta_fast", float, None)
+        scaling["beta_slow"] = config.take(f"{at}yarn_beta_slow", float, None)
+        extra = config.take(f"{at}attn_factor", float, None)
+        if extra is not None and factor:  # llama.cpp multiplies YaRN's own temperature by it
+            scaling["attention_factor"] = extra * mscale(factor)
+    return scaling

@@ -6,10 +6,12 @@ layers without positions) and IBM's Granite (fixed multipliers).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qkv.errors import ConfigError
 from qkv.families.config import Config
 from qkv.families.family import Description, Family, head_of, layer_names
-from qkv.families.positions import rotary
+from qkv.families.positions import MOST_POSITIONS, rotary
 from qkv.spec import (
     Attention,
     Causal,
@@ -45,95 +47,111 @@ WEIGHTS = {
 }
 
 
+IRRELEVANT = (
+    "*rotary_emb.inv_freq",
+)  # older files keep the frequencies, which follow from the configuration
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+LAYER_TYPES = {"sliding_attention": True, "full_attention": False}
+MOST_LAYERS = 4096
+
+
 def describe(config: Config) -> Description:
     """From a configuration of model type llama, mistral, smollm3 or granite."""
-    width, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    if "head_dim" not in config and width % heads:
-        raise ConfigError(
-            f"{config.where}: hidden_size {width} is not a multiple of num_attention_heads {heads}."
-        )
-    head_dim, kv_heads = config.size("head_dim", width // heads), config.size("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise ConfigError(
-            f"{config.where}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}."
-        )
-    depth, context = config.size("num_hidden_layers"), config.size("max_position_embeddings", 2048)
-    norm = RMSNorm(config.take("rms_norm_eps", float, 1e-6))
-    position = rotary(config, head_dim, context)
-    masks, rotated = _masks(config, depth), _rotated_layers(config, depth)
-    attention_bias = config.take("attention_bias", bool, False)
-    scale = config.take("attention_multiplier", float, None)
-    feed_forward = Gated(
-        _activation(config), config.size("intermediate_size"), config.take("mlp_bias", bool, False)
-    )
+    width, vocab = config.size("hidden_size"), config.size("vocab_size")
+    depth = config.size("num_hidden_layers", most=MOST_LAYERS)
+    context = config.size("max_position_embeddings", 2048, most=MOST_POSITIONS)
+    norm = RMSNorm(config.positive("rms_norm_eps", 1e-6))
+    rotated = _rotated_layers(config, depth)
+    attention, feed_forward = _attention(config, width, context), _feed_forward(config)
     step_scale = config.take("residual_multiplier", float, 1.0)
     layers = tuple(
         pre_norm(
-            Attention(
-                heads,
-                kv_heads,
-                head_dim,
-                score=Score(scale),
-                position=position if rotated[i] else None,
-                mask=masks[i],
-                projections=Projections(bias="qkvo" if attention_bias else ""),
-            ),
+            replace(attention, mask=mask, position=attention.position if rotates else None),
             feed_forward,
             norm=norm,
             scale=step_scale,
         )
-        for i in range(depth)
+        for mask, rotates in zip(_masks(config, rotated), rotated, strict=True)
     )
-    vocab = config.size("vocab_size")
     tied = "tokens" if config.take("tie_word_embeddings", bool, False) else None
     tokens = Tokens(vocab, width, scale=config.take("embedding_multiplier", float, 1.0), shared=tied)
-    head = Language(vocab, scale=1 / config.take("logits_scaling", float, 1.0), shared=tied)
+    head = head_of(config, Language(vocab, scale=1 / config.positive("logits_scaling", 1.0), shared=tied))
     config.finish()
-    model = Model(decoder=Stack(tokens, layers, norm), head=head_of(config, head))
-    return Description(model, WEIGHTS, context)
+    model = Model(decoder=Stack(tokens, layers, norm), head=head)
+    return Description(model, WEIGHTS, context, IRRELEVANT, prefix="model.")
 
 
-def _activation(config: Config) -> str:
-    names = {
-        "silu": "silu",
-        "swish": "silu",
-        "gelu": "gelu",
-        "gelu_pytorch_tanh": "gelu_tanh",
-        "relu": "relu",
-    }
-    name = config.take("hidden_act", str, "silu")
-    if name not in names:
-        raise ConfigError(f"{config.where}: hidden_act {name!r} is not known ({', '.join(names)}).")
-    return names[name]
+def _attention(config: Config, width: int, context: int) -> Attention:
+    heads = config.size("num_attention_heads")
+    if "head_dim" not in config and width % heads:
+        raise ConfigError(
+            f"{config.at('hidden_size')} {width:,} is no multiple of num_attention_heads {heads:,}."
+        )
+    head_dim, kv_heads = config.size("head_dim", width // heads), config.size("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{config.at('num_attention_heads')} {heads:,} is no multiple of "
+            f"num_key_value_heads {kv_heads:,}."
+        )
+    return Attention(
+        heads,
+        kv_heads,
+        head_dim,
+        score=Score(config.take("attention_multiplier", float, None)),
+        position=rotary(config, head_dim, context),
+        projections=Projections(bias="qkvo" if config.take("attention_bias", bool, False) else ""),
+    )
 
 
-def _masks(config: Config, depth: int) -> list[Mask]:
-    """A window in every layer, or only in those that `layer_types` calls sliding."""
-    window = config.take("sliding_window", int, None)
-    if config.take("use_sliding_window", bool, True) is False:
-        window = None
-    kinds = config.take("layer_types", list, ["sliding_attention"] * depth)
+def _feed_forward(config: Config) -> Gated:
+    activation = config.choice("hidden_act", ACTIVATIONS, "silu")
+    return Gated(activation, config.size("intermediate_size"), config.take("mlp_bias", bool, False))
+
+
+def _masks(config: Config, rotated: list[bool]) -> list[Mask]:
+    """A window in every layer, or in those that `layer_types` calls sliding.
+
+    SmolLM3 switches windows with `use_sliding_window`, and has them where a layer does not rotate
+    unless `layer_types` says otherwise.
+    """
+    window = config.size("sliding_window", None, most=MOST_POSITIONS)
+    used = config.take("use_sliding_window", bool, None)
     config.discard("max_window_layers")
-    if len(kinds) != depth:
-        raise ConfigError(f"{config.where}: layer_types has {len(kinds)} entries for {depth} layers.")
-    return [
-        Causal() & Window(window) if window and kind == "sliding_attention" else Causal() for kind in kinds
-    ]
+    slides = config.each("layer_types", LAYER_TYPES, len(rotated), "layers")
+    if slides is not None and any(slides) and used is not False and window is None:
+        raise ConfigError(f"{config.at('sliding_window')} is missing, and layer_types calls for one.")
+    if slides is None:
+        slides = [used is None or not rotates for rotates in rotated]
+    slides = [slide and used is not False and window is not None for slide in slides]
+    return [Causal() & Window(window) if slide else Causal() for slide in slides]
 
 
 def _rotated_layers(config: Config, depth: int) -> list[bool]:
     """SmolLM3: `no_rope_layers` holds 1 where a layer rotates (sic), or every n-th layer does not."""
-    every = config.take("no_rope_layer_interval", int, None)
-    listed = config.take("no_rope_layers", list, None)
-    if listed is not None and len(listed) != depth:
-        raise ConfigError(f"{config.where}: no_rope_layers has {len(listed)} entries for {depth} layers.")
-    if listed is not None:
-        return [bool(rotates) for rotates in listed]
-    return [every is None or (i + 1) % every != 0 for i in range(depth)]
+    every = config.size("no_rope_layer_interval", None)
+    listed = config.each("no_rope_layers", {1: True, 0: False}, depth, "layers")
+    return listed or [every is None or (i + 1) % every != 0 for i in range(depth)]
 
 
 FAMILY = Family(
     types=("llama", "mistral", "smollm3", "granite"),
     describe=describe,
-    irrelevant=("model.layers.*.self_attn.rotary_emb.inv_freq",),
+    defaults={
+        "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
+        "smollm3": {
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32_768,
+            "rope_theta": 2_000_000.0,
+            "no_rope_layer_interval": 4,
+            "use_sliding_window": False,
+            "tie_word_embeddings": True,
+        },
+        "granite": {"attention_multiplier": 1.0},
+    },
 )
