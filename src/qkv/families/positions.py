@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.errors import ConfigError
 from qkv.families.config import Config
-from qkv.spec import DynamicNTK, Interpolation, Llama3, LongRope, Rotary, Scaling, Yarn
+from qkv.spec import Divided, DynamicNTK, Interpolation, Llama3, LongRope, Rotary, Scaling, Yarn
 
 
 def rotary(config: Config, head_dim: int, context: int, theta: float = 10_000.0) -> Rotary:
@@ -64,7 +64,7 @@ def _scaling(config: Config, outer: Config, key: str, context: int, dims: int) -
     if {"rope_type", "type"} & config.ignore:  # what belongs to the kind goes with it
         return None
     if kind not in SCALINGS:
-        known = ", ".join(kind for kind in SCALINGS if kind not in ("default", "su"))
+        known = ", ".join(kind for kind in SCALINGS if kind not in ("default", "su", "divided"))
         # the newer spelling holds theta as well, which must not go with the scaling
         way_on = key if key == "rope_scaling" else name
         raise ConfigError(
@@ -121,6 +121,10 @@ def _longrope(config: Config, extent: _Extent) -> Scaling:
     )
 
 
+def _divided(config: Config, extent: _Extent) -> Scaling:
+    return Divided(_divisors(config, "divisors", extent.dims // 2))
+
+
 def _divisors(config: Config, key: str, pairs: int) -> tuple[float, ...]:
     values = config.take(key, list)
     if len(values) != pairs:
@@ -138,6 +142,7 @@ SCALINGS: dict[str, Callable[[Config, _Extent], Scaling | None]] = {
     "llama3": _llama3,
     "longrope": _longrope,
     "su": _longrope,
+    "divided": _divided,
 }
 
 

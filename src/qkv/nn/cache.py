@@ -60,10 +60,10 @@ class ContiguousCache:
         device: torch.device | str = "cpu",
     ):
         self.batch, self.capacity = batch, capacity
-        self.positions = torch.full((batch, capacity), -1, dtype=torch.long, device=device)
         self._length = 0
         self._start = 0  # of the call in progress
         try:
+            self.positions = torch.full((batch, capacity), -1, dtype=torch.long, device=device)
 
             def room(heads: int, dim: int) -> Tensor:
                 return torch.zeros(batch, heads, capacity, dim, dtype=dtype, device=device)

@@ -79,7 +79,17 @@ from qkv.spec.positions import (
     Shaw,
     Sinusoidal,
 )
-from qkv.spec.rotary import NTK, DynamicNTK, Interpolation, Llama3, LongRope, Proportional, Scaling, Yarn
+from qkv.spec.rotary import (
+    NTK,
+    Divided,
+    DynamicNTK,
+    Interpolation,
+    Llama3,
+    LongRope,
+    Proportional,
+    Scaling,
+    Yarn,
+)
 from qkv.spec.serial import from_json, to_json
 
 __all__ = [
@@ -102,6 +112,7 @@ __all__ = [
     "Difference",
     "Dilated",
     "Disentangled",
+    "Divided",
     "Documents",
     "Dot",
     "DyT",

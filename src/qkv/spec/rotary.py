@@ -179,3 +179,14 @@ class LongRope(Scaling):
             grows = self.factor > 1
             factor = math.sqrt(1 + math.log(self.factor) / math.log(self.original)) if grows else 1.0
         return (inverse_frequencies(theta, dims) / divisors).astype(np.float32), factor
+
+
+@dataclass(frozen=True, slots=True)
+class Divided(Scaling):
+    """Each pair's angle divided by a number of its own: how GGUF files store a scaling (rope_freqs)."""
+
+    divisors: tuple[float, ...]
+
+    def frequencies(self, theta: float, dims: int, length: int) -> tuple[Frequencies, float]:
+        plain = inverse_frequencies(theta, dims)
+        return (plain / np.asarray(self.divisors, np.float64)).astype(np.float32), 1.0
