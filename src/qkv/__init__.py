@@ -15,13 +15,19 @@ from typing import TYPE_CHECKING, Any
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
+    from qkv.inspection import compare, inspect
     from qkv.model import Model, load
 
 __version__ = "0.1.0"
-__all__ = ["Model", "QkvError", "__version__", "load"]
+__all__ = ["Model", "QkvError", "__version__", "compare", "inspect", "load"]
 
 # imported at first use: reading a description should not wait for torch
-_LAZY = {"load": "qkv.model", "Model": "qkv.model"}
+_LAZY = {
+    "Model": "qkv.model",
+    "compare": "qkv.inspection",
+    "inspect": "qkv.inspection",
+    "load": "qkv.model",
+}
 
 
 def __getattr__(name: str) -> Any:

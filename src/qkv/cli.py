@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 import qkv
-from qkv.errors import QkvError, RequestError
+from qkv.errors import QkvError, RequestError, SourceError, UnsupportedError
 
 if TYPE_CHECKING:
     from qkv.model import Model, Stream
@@ -51,6 +52,9 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, mps.")]
 Ignore = Annotated[
     list[str] | None, typer.Option("--ignore", help="A configuration key or tensor to do without.")
 ]
+Source = Annotated[str, typer.Argument(help="Folder, config.json, .gguf file, hub name, or smollm2.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write one offline page to this file.")]
+Svg = Annotated[Path | None, typer.Option("--svg", help="Write the structure diagram to this file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write a JSON object instead; in a chat one a turn.")]
 
 
@@ -109,6 +113,62 @@ def generate(
         typer.echo(piece, nl=False)
     typer.echo()
     _show_speed(stream, seconds)
+
+
+@app.command(
+    epilog="""Examples:
+
+    [bold]qkv inspect ./Llama-3.1-8B[/]
+
+    [bold]qkv inspect config.json --html llama.html[/]
+
+    [bold]qkv inspect smollm2 --json[/]"""
+)
+def inspect(
+    source: Source = "smollm2",
+    as_json: AsJson = False,
+    html: Html = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", help="Write the structure diagram to this file.")
+    ] = None,
+) -> None:
+    """Read a model's structure and the context it really supports; no weights are read."""
+    from qkv import inspection
+
+    found = inspection.inspect(source)
+    if svg is not None:
+        if found.model is None:
+            raise UnsupportedError(f"{found.name} could not be described, so there is nothing to draw.")
+        _write(svg, inspection.diagram(found.model, found.name))
+    if html is not None:
+        _write(html, inspection.page(found))
+    if as_json:
+        typer.echo(json.dumps(found.data(), ensure_ascii=False))
+    elif html is None and svg is None:
+        typer.echo(str(found))
+
+
+@app.command(
+    epilog="""Example:
+
+    [bold]qkv compare ./Llama-3.1-8B ./Qwen3-8B[/]"""
+)
+def compare(
+    left: Annotated[str, typer.Argument(help="A source.")],
+    right: Annotated[str, typer.Argument(help="Another.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show only what differs between two models, and what follows from it."""
+    found = qkv.compare(left, right)
+    typer.echo(json.dumps(found.data(), ensure_ascii=False) if as_json else str(found))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise SourceError(f"{path} cannot be written: {problem.strerror}.") from None
+    notes.print(f"wrote {path}")
 
 
 @app.command(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from qkv.checkpoints import FORMATS, StoredTensor, read_gguf, read_safetensors
-from qkv.errors import CapacityError, CheckpointError, RequestError, SourceError
+from qkv.errors import CapacityError, CheckpointError, RequestError, SourceError, UnsupportedError
 from qkv.families import Description, describe, describe_gguf
 from qkv.memory import free_memory
 from qkv.nn import Transformer, tie
@@ -151,6 +151,8 @@ def fill(
     progress: Progress | None = None,
 ) -> Transformer:
     """The model with every parameter from the files; every tensor used, or known not to matter."""
+    if not files.description.weights:
+        raise UnsupportedError(f"{files.name}: this kind of model can be inspected but not loaded yet.")
     names = {ours: _their_name(ours, files.description.weights) for ours in files.description.model.weights()}
     _check_names(files, names, ignore)
     _check_tensors(files, names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from qkv.errors import ConfigError
@@ -33,11 +34,23 @@ IRRELEVANT = frozenset(
 LARGEST = 1 << 24  # of a width, a vocabulary, a number of heads: what nothing published comes near
 
 
+@dataclass
+class Record:
+    """What became of the keys: those that were read, with their values, and those not understood.
+
+    Given to `Config`, it makes reading lenient: an unknown key is noted instead of refused.
+    """
+
+    taken: dict[str, Any] = field(default_factory=dict)
+    unknown: dict[str, Any] = field(default_factory=dict)
+
+
 class Config:
     """Keys and values of one file (or of an object inside it), and which of them were used.
 
     `where` names the file in messages. `ignore` names keys the caller chose to do without: they
-    read as absent. `called` gives the file's own names of keys that are taken by another.
+    read as absent. `called` gives the file's own names of keys that are taken by another. `record`
+    notes what is read and makes reading lenient.
     """
 
     def __init__(
@@ -46,8 +59,10 @@ class Config:
         where: str,
         ignore: Iterable[str] = (),
         called: Mapping[str, str] | None = None,
+        record: Record | None = None,
     ):
         self.where, self.ignore, self.called = where, frozenset(ignore), called or {}
+        self.record, self.derived = record, set[str]()
         self.data = {key: value for key, value in data.items() if key not in self.ignore}
         self.untaken = {key for key in self.data if key not in IRRELEVANT}
 
@@ -58,6 +73,12 @@ class Config:
         """A key as messages name it: the file, and its own name for the key."""
         return f"{self.where}: {self.called.get(key, key)}"
 
+    def path(self, key: str) -> str:
+        """A key as a record names it: within the file, with the keys it stands inside."""
+        _, _, inside = self.where.partition(": ")
+        outer = inside.replace(": ", ".") + "." if inside else ""
+        return outer + self.called.get(key, key)
+
     def peek(self, key: str, default: Any = None) -> Any:
         """A value without marking it as used."""
         return self.data.get(key, default)
@@ -67,6 +88,7 @@ class Config:
         if key not in self.ignore:
             self.data[key] = value
             self.untaken.add(key)
+            self.derived.add(key)
 
     def take(self, key: str, kind: type | tuple[type, ...], default: Any = REQUIRED) -> Any:
         """The value of a key, of a kind; null and absent are the default, or an error without one."""
@@ -76,6 +98,8 @@ class Config:
             if default is REQUIRED:
                 raise ConfigError(f"{self.at(key)} is missing.")
             return default
+        if self.record is not None and key not in self.derived and not isinstance(value, dict):
+            self.record.taken[self.path(key)] = value
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if isinstance(value, bool) and bool not in kinds:
             raise self._wrong(key, " or ".join(KINDS.get(k, f"a {k.__name__}") for k in kinds))
@@ -122,16 +146,20 @@ class Config:
     def inside(self, key: str) -> Config | None:
         """The object under a key, to take from in turn."""
         value = self.take(key, dict, None)
-        return None if value is None else Config(value, self.at(key), self.ignore, self.called)
+        return None if value is None else Config(value, self.at(key), self.ignore, self.called, self.record)
 
     def discard(self, *keys: str) -> None:
         """These say nothing that matters here."""
         self.untaken.difference_update(keys)
 
     def finish(self) -> None:
-        """Raises ConfigError naming a key that nothing took."""
+        """Raises ConfigError naming a key that nothing took; a record notes them all instead."""
         for key in sorted(self.untaken):
-            if self.data[key] is not None:
+            if self.data[key] is None:
+                continue
+            if self.record is not None:
+                self.record.unknown[self.path(key)] = self.data[key]
+            else:
                 raise ConfigError(
                     f"{self.at(key)} = {shown(self.data[key])} is not known for this kind of model. "
                     f'Pass ignore=("{key}",) to load without it.'

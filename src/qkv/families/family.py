@@ -52,7 +52,7 @@ def head_of(config: Config, language: Language) -> Head | None:
     names = config.take("architectures", list, None) or ["ForCausalLM"]
     if isinstance(names[0], str) and names[0].endswith(("ForCausalLM", "LMHeadModel")):
         return language
-    if isinstance(names[0], str) and names[0].endswith("Model"):
+    if isinstance(names[0], str) and names[0].endswith("Model") and "DoubleHeads" not in names[0]:
         return None
     raise ConfigError(
         f"{config.at('architectures')} names {shown(names[0])}, whose head is not known for this model."

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qkv.errors import ConfigError
-from qkv.families.config import Config, shown
+from qkv.families.config import Config, Record, shown
 from qkv.families.family import layer_names
 from qkv.spec.rotary import mscale
 
@@ -49,8 +49,8 @@ WEIGHTS = {
     "head.weight": "output.weight",
 }
 IRRELEVANT = ("rope_freqs.weight",)  # read as part of the configuration
-# architectures whose files keep the pairs of a rotation side by side
-INTERLEAVED = frozenset({"llama", "mistral", "smollm3", "granite"})
+# architectures whose tensors are known here; their files keep the pairs of a rotation side by side
+LOADABLE = frozenset({"llama", "mistral", "smollm3", "granite"})
 # about the file, the tokenizer, or how it was made
 OUTSIDE = ("general.", "tokenizer.", "split.", "quantize.", "GGUF.", "imatrix.", "mradermacher.")
 # values with which a key says nothing
@@ -77,6 +77,7 @@ def configuration(
     tensors: Mapping[str, Any],
     where: str,
     ignore: Iterable[str] = (),
+    record: Record | None = None,
 ) -> Config:
     """The file's metadata under the names that families take.
 
@@ -95,10 +96,10 @@ def configuration(
     called |= {
         "rope_scaling": f"{prefix}rope.scaling",
         "rotary_dim": f"{prefix}rope.dimension_count",
-        "short_factor": "rope_freqs.weight",
+        "divisors": "rope_freqs.weight",
     }
     data |= {"model_type": kind, **UNSAID.get(kind, {})}
-    config = Config(data, where, ignore, called)
+    config = Config(data, where, ignore, called, record)
     _read_rotation(config, tensors, prefix)
     _read_tensors(config, tensors)
     return config
@@ -119,7 +120,7 @@ def _read_tensors(config: Config, tensors: Mapping[str, Any]) -> None:
 
 def _read_rotation(config: Config, tensors: Mapping[str, Any], prefix: str) -> None:
     """Pairing, rotated dimensions and scaling, under the names of a config.json."""
-    config.put("rope_interleaved", config.peek("model_type") in INTERLEAVED)
+    config.put("rope_interleaved", config.peek("model_type") in LOADABLE)
     dims = config.take(f"{prefix}rope.dimension_count", int, None)
     if dims is not None:
         config.put("rotary_dim", dims)

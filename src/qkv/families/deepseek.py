@@ -1,0 +1,145 @@
+"""DeepSeek V2, V3 and R1, and Moonshot's Kimi K2: a latent for the cache, many small experts.
+
+DeepSeek-AI 2024 (V2, section 2.1: MLA; V3, section 2.1.2: a bias that only chooses).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from qkv.errors import ConfigError
+from qkv.families.config import Config, shown
+from qkv.families.decoder_parts import MOST_LAYERS, expected
+from qkv.families.family import Description, Family
+from qkv.families.positions import rotary
+from qkv.families.rotary_decoders import Sizes, decoder, experts, extended, gated, sizes
+from qkv.spec import Experts, Gated, LatentAttention, RMSNorm, Router, Score, Yarn, pre_norm
+from qkv.spec.rotary import mscale
+
+SCORES = {"softmax": "softmax", "sigmoid": "sigmoid"}
+# how the chosen groups are ranked: by their best score, or by the sum of the two best biased ones
+CHOICES = {"greedy": None, "group_limited_greedy": 1, "noaux_tc": 2}
+
+
+def describe(config: Config) -> Description:
+    """From a configuration of model type deepseek_v2, deepseek_v3 or kimi_k2."""
+    size, norm = sizes(config), RMSNorm(config.positive("rms_norm_eps", 1e-6))
+    mixer = _attention(config, size)
+    size = extended(config, size, mixer.position)
+    dense = gated(config)
+    routed, first = _experts(config, dense), config.take("first_k_dense_replace", int, 0)
+    expected(config, moe_layer_freq=1)
+    config.discard("ep_size", "aux_loss_alpha", "seq_aux")  # of training
+    layers = (pre_norm(mixer, dense if i < first else routed, norm=norm) for i in range(size.depth))
+    return decoder(config, size, layers, norm, irrelevant=_guessing_ahead(config, size.depth))
+
+
+def _attention(config: Config, size: Sizes) -> LatentAttention:
+    head_dim, rotary_dim = config.size("qk_nope_head_dim"), config.size("qk_rope_head_dim")
+    # the heads' sizes follow from the parts', and heads of keys and values mean nothing with a latent
+    config.discard("head_dim", "qk_head_dim", "num_key_value_heads")
+    config.put("rope_interleaved", config.take("rope_interleave", bool, True))
+    position = rotary(config, rotary_dim, size.context)
+    scale, yarn = (head_dim + rotary_dim) ** -0.5, position.scaling
+    if isinstance(yarn, Yarn) and yarn.mscale_all_dim:  # so that what does not rotate is scaled too
+        warmth = mscale(yarn.factor, yarn.mscale_all_dim)
+        scale = scale * warmth * warmth
+        if not math.isfinite(scale):
+            raise ConfigError(
+                f"{config.where}: mscale_all_dim {yarn.mscale_all_dim:g} gives no finite scale."
+            )
+    return LatentAttention(
+        config.size("num_attention_heads"),
+        head_dim,
+        rotary_dim,
+        config.size("v_head_dim"),
+        config.size("kv_lora_rank"),
+        config.size("q_lora_rank", None),
+        Score(scale),
+        position,
+        norm=RMSNorm(1e-6),  # not rms_norm_eps
+        bias="ao" if config.take("attention_bias", bool, False) else "",
+    )
+
+
+def _experts(config: Config, dense: Gated) -> Experts:
+    score = config.choice("scoring_func", SCORES, "sigmoid")
+    best, normalise = (
+        config.choice("topk_method", CHOICES, "noaux_tc"),
+        config.take("norm_topk_prob", bool, True),
+    )
+    if score == "softmax" and normalise:
+        raise ConfigError(
+            f"{config.at('norm_topk_prob')} is {shown(True)} with a softmax over the experts, "
+            "where released code does not agree what follows; only False is known."
+        )
+    groups, top_groups = config.size("n_group", 1), config.size("topk_group", 1)
+    if config.size("n_routed_experts") % groups or top_groups > groups:
+        raise ConfigError(
+            f"{config.at('n_group')} {groups:,} and topk_group {top_groups:,} do not fit together."
+        )
+    grouped = best is not None and groups > 1
+    router = Router(
+        score,
+        normalise,
+        config.positive("routed_scaling_factor", 1.0),
+        balance=best == 2,
+        groups=groups if grouped else 1,
+        top_groups=top_groups if grouped else 1,
+        group_best=best if best is not None and grouped else 2,
+    )
+    hidden, shared = config.size("moe_intermediate_size"), config.size("n_shared_experts", None)
+    return experts(
+        config,
+        "n_routed_experts",
+        Gated(dense.activation, hidden),
+        router,
+        None if shared is None else replace(dense, hidden=shared * hidden),
+    )
+
+
+def _guessing_ahead(config: Config, depth: int) -> tuple[str, ...]:
+    """The further layers that guess ahead (MTP) stand behind the others in the files."""
+    further = config.take("num_nextn_predict_layers", int, config.take("num_mtp_layers", int, 0))
+    return tuple(f"model.layers.{depth + i}.*" for i in range(min(further, MOST_LAYERS)))
+
+
+V3 = {
+    "max_position_embeddings": 4096,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 3,
+    "num_nextn_predict_layers": 1,
+}
+V2 = {
+    **V3,
+    "max_position_embeddings": 2048,
+    "moe_intermediate_size": 1407,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": None,
+    "n_group": None,
+    "topk_group": None,
+    "routed_scaling_factor": 1.0,
+    "first_k_dense_replace": 0,
+    "num_nextn_predict_layers": 0,
+    "scoring_func": "softmax",
+    "topk_method": "greedy",
+    "norm_topk_prob": False,
+}
+FAMILY = Family(
+    types=("deepseek_v2", "deepseek_v3", "kimi_k2"),
+    describe=describe,
+    defaults={"deepseek_v2": V2, "deepseek_v3": V3, "kimi_k2": V3},
+)

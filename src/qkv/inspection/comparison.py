@@ -1,0 +1,109 @@
+"""Two models side by side: only what differs, in the order of reading, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.inspection.report import Inspection, wrapped
+from qkv.spec import difference
+
+
+@dataclass(frozen=True)
+class Change:
+    """Lines of one step that only the left or only the right model has."""
+
+    number: int
+    title: str
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Consequence:
+    """A figure of both models."""
+
+    what: str
+    left: int
+    right: int
+
+    def __str__(self) -> str:
+        ratio = f", x{self.right / self.left:.3g}" if self.left else ""
+        return f"{self.what}: {self.left:,} -> {self.right:,}{ratio}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between two inspected models."""
+
+    left: Inspection
+    right: Inspection
+    changes: tuple[Change, ...]
+    consequences: tuple[Consequence, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        yield f"- {self.left.title}"
+        yield f"+ {self.right.title}"
+        if not self.changes:
+            yield "The two are described alike."
+        for change in self.changes:
+            yield ""
+            label = f"{change.number} {change.title}"
+            for sign, lines in (("-", change.left), ("+", change.right)):
+                for line in lines:
+                    yield from wrapped(label, f"{sign} {line}")
+                    label = ""
+        if self.consequences:
+            yield ""
+            label = "It follows"
+            for consequence in self.consequences:
+                yield from wrapped(label, str(consequence))
+                label = ""
+
+    def data(self) -> dict[str, Any]:
+        both = self.left.model is not None and self.right.model is not None
+        apart = difference(self.left.model, self.right.model) if both else ()  # type: ignore[arg-type]
+        return {
+            "left": self.left.name,
+            "right": self.right.name,
+            "changes": [vars_of(change) for change in self.changes],
+            "consequences": [vars_of(consequence) for consequence in self.consequences],
+            "description": [str(d) for d in apart],
+        }
+
+
+def vars_of(record: Change | Consequence) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def between(left: Inspection, right: Inspection) -> Comparison:
+    """What differs, and the figures that differ with it."""
+    changes = []
+    for mine, theirs in zip(left.steps, right.steps, strict=False):
+        removed = tuple(line for line in mine.lines if line not in theirs.lines)
+        added = tuple(line for line in theirs.lines if line not in mine.lines)
+        if removed or added:
+            changes.append(Change(mine.number, mine.title, removed, added))
+    return Comparison(left, right, tuple(changes), tuple(_consequences(left, right)))
+
+
+def _consequences(left: Inspection, right: Inspection) -> Iterator[Consequence]:
+    if left.model is None or right.model is None:
+        return
+    a, b = left.model, right.model
+    figures = [
+        ("parameters", a.parameters(), b.parameters()),
+        ("parameters a token uses", a.parameters(active=True), b.parameters(active=True)),
+        ("cache bytes of 1,024 tokens", a.cache_bytes(1024), b.cache_bytes(1024)),
+    ]
+    contexts = [c for c in (left.context, right.context) if c]
+    if len(contexts) == 2:
+        shorter = min(contexts)
+        figures.append((f"cache bytes of {shorter:,} tokens", a.cache_bytes(shorter), b.cache_bytes(shorter)))
+        figures.append(("context", contexts[0], contexts[1]))
+    figures.append(("FLOPs for 1,024 tokens", a.flops(1024), b.flops(1024)))
+    yield from (Consequence(*figure) for figure in figures if figure[1] != figure[2])
