@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -115,7 +117,7 @@ def test_rolling_back_equals_never_having_run(keep: int) -> None:
 
 
 def test_a_long_call_does_not_change_a_later_short_one() -> None:
-    """Case P7 on a whole model, and D17: keys are kept before rotation, so a grown base turns old ones too."""
+    """Case P7 on a whole model, and D17: keys are kept unrotated, so a grown base turns old ones too."""
     node = of(attention(position=Rotary(100.0, scaling=DynamicNTK(2.0, 8))))
     model, ids = random_model(node), tokens(1, 16)
     short = model(ids[:, :8])
@@ -131,7 +133,7 @@ def test_a_long_call_does_not_change_a_later_short_one() -> None:
         class Keys:
             name = "keys"
 
-            def attend(self, query: torch.Tensor, key: torch.Tensor, *rest: object, **more: object) -> object:
+            def attend(self, query: Any, key: torch.Tensor, *rest: object, **more: object) -> object:
                 seen["keys"] = key
                 return attend(query, key, *rest, **more)
 
