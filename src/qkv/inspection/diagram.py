@@ -8,6 +8,7 @@ from html import escape
 
 import numpy as np
 
+from qkv.inspection.places import places
 from qkv.inspection.steps import (
     attention_words,
     feed_forward_words,
@@ -32,7 +33,6 @@ from qkv.spec import (
 from qkv.spec.heads import Language
 from qkv.spec.layers import Branch, Mixer
 from qkv.spec.masks import And, Chunk, Or, Strided, Window
-from qkv.spec.text import ranges
 
 WIDTH, MARGIN, LINE, PAD, GAP = 460, 16, 17, 9, 26
 STYLE = """
@@ -123,9 +123,9 @@ def _stack(pen: Pen, stack: Stack, model: Model | None) -> None:
     pen.arrow(middle)
     pen.y += pen.box(x, width, "io", title, lines)
     stream = f"length x {stack.width:,}"
-    for layer, places in _folded(stack):
+    for layer, at in _folded(stack):
         pen.arrow(middle, stream)
-        _layer(pen, layer, places, len(stack.layers))
+        _layer(pen, layer, at, len(stack.layers))
     if stack.norm is not None:
         pen.arrow(middle, stream)
         pen.y += pen.box(x, width, "norm", norm_words(stack.norm))
@@ -172,19 +172,19 @@ def _answer(model: Model) -> tuple[str, list[str], str]:
 
 
 def _folded(stack: Stack) -> Iterator[tuple[Layer, list[int]]]:
-    """Distinct layers in the order they first appear, with their places."""
-    places: dict[Layer, list[int]] = {}
+    """Distinct layers in the order they first appear, with the numbers they stand at."""
+    found: dict[Layer, list[int]] = {}
     for i, layer in enumerate(stack.layers):
-        places.setdefault(layer, []).append(i)
-    yield from places.items()
+        found.setdefault(layer, []).append(i)
+    yield from found.items()
 
 
-def _layer(pen: Pen, layer: Layer, places: list[int], total: int) -> None:
+def _layer(pen: Pen, layer: Layer, at: list[int], total: int) -> None:
     """A frame around the layer's steps; its height is known only when they are drawn."""
-    top, at = pen.y, len(pen.body or [])
-    same = len(places) == total
-    title = f"{total} x the same layer" if same else f"{len(places)} of {total} layers"
-    rows = [] if same else wrap(ranges(places), WIDTH - 2 * MARGIN - 2 * PAD)
+    top, first = pen.y, len(pen.body or [])
+    same = len(at) == total
+    title = f"{total} x the same layer" if same else f"{len(at)} of {total} layers"
+    rows = [] if same else wrap(places(at, total), WIDTH - 2 * MARGIN - 2 * PAD)
     pen.text(MARGIN + PAD, pen.y + 18, title, "title")
     for i, row in enumerate(rows):
         pen.text(MARGIN + PAD, pen.y + 18 + LINE * (i + 1), row, "soft")
@@ -197,7 +197,7 @@ def _layer(pen: Pen, layer: Layer, places: list[int], total: int) -> None:
         'rx="10" class="fold"/>'
     )
     if pen.body is not None:
-        pen.body.insert(at, frame)
+        pen.body.insert(first, frame)
 
 
 def _sublayer(pen: Pen, sublayer: Sublayer, branches: list[tuple[str, Branch]]) -> None:
@@ -269,8 +269,8 @@ def masks(model: Model) -> list[tuple[str, str, str]]:
                 if isinstance(mixer, Attention | LatentAttention):
                     found.setdefault((name, mixer.mask), []).append(i)
     pictures = []
-    for (name, mask), places in found.items():
-        where = "all layers" if len(places) == totals[name] else f"layers {ranges(places)}"
+    for (name, mask), layers in found.items():
+        where = places(layers, totals[name])
         pictures.append((f"{name} {where}".strip(), mask_words(mask), mask_picture(mask)))
     return pictures
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from qkv.inspection.places import places
 from qkv.inspection.verdict import Verdict
 from qkv.spec import (
     Alibi,
@@ -52,7 +53,7 @@ from qkv.spec.heads import (
 )
 from qkv.spec.layers import Mixer, arrangement
 from qkv.spec.masks import And, Causal, Chunk, Everything, Window
-from qkv.spec.text import ranges, show
+from qkv.spec.text import show
 
 GIB = 1 << 30
 
@@ -165,7 +166,7 @@ def by_layer(stack: Stack) -> list[tuple[str, Mixer, list[int]]]:
 
 
 def _where(layers: list[int], stack: Stack) -> str:
-    return "" if len(layers) == len(stack.layers) else f" (layers {ranges(layers)})"
+    return "" if len(layers) == len(stack.layers) else f" ({places(layers, len(stack.layers))})"
 
 
 def _attention(subject: Subject) -> Iterator[str]:

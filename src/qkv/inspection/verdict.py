@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qkv.inspection.places import places
 from qkv.spec import (
     Alibi,
     And,
@@ -27,7 +28,6 @@ from qkv.spec import (
     Stack,
     Yarn,
 )
-from qkv.spec.text import ranges
 
 NOT_SET = 1e20  # tokenizers without a limit of their own are saved with 1e30
 
@@ -79,9 +79,7 @@ class Verdict:
         if self.regime_change:
             yield f"regime change at {self.regime_change.positions:,}: {self.regime_change.evidence}"
         for kind, window, layers in self.windows:
-            every = len(layers) == self.layers
-            which = "every layer" if every else f"layers {ranges(list(layers))}"
-            yield f"{kind} of {window:,} keys in {which}"
+            yield f"{kind} of {window:,} keys in {places(layers, self.layers)}"
         if self.reach:
             yield f"reach through all windows together: {self.reach:,} positions"
         yield from self.notes
