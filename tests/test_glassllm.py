@@ -78,7 +78,8 @@ def read(theirs: Any) -> Transformer:
 
 
 def test_every_step_agrees(theirs: Any) -> None:
-    """To 1e-5: norms, projections, rotation, scores, weights, mixing, feed-forward, residuals, logits."""
+    """To 1e-5: every step that has a tap here; what has none (norms, the projections before rotating,
+    gate and up apart) feeds the next that has."""
     import glassllm
 
     network, tokenizer = theirs

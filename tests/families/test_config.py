@@ -216,7 +216,7 @@ def test_ignoring_the_kind_keeps_the_base() -> None:
         ({"rope_scaling": {"type": "yarn", "factor": 8}, "rope_theta": 1.0}, "no finite frequency"),
         ({"rope_theta": -1}, "config.json: rope_theta is -1; it must be above 0"),
         ({"head_dim": 7}, "7 of the 7 dimensions of a head would rotate"),
-        ({"partial_rotary_factor": 1e300}, "16 of the 8 dimensions of a head would rotate"),
+        ({"partial_rotary_factor": 1e300}, "partial_rotary_factor = 1e+300 is not known"),
     ],
 )  # fmt: skip
 def test_positions_that_make_no_sense(changes: dict[str, Any], said: str) -> None:
@@ -259,20 +259,42 @@ def test_p12_the_three_bands_of_llama3(kind: str) -> None:
 
 def test_windows() -> None:
     window = Causal() & Window(9)
+    mistral, smollm3 = ({"model_type": kind, "num_key_value_heads": 2} for kind in ("mistral", "smollm3"))
     full, sliding = "full_attention", "sliding_attention"
-    assert [a.mask for a in attentions(sliding_window=9)] == [window] * 3
-    assert [a.mask for a in attentions(sliding_window=None)] == [Causal()] * 3
-    assert [a.mask for a in attentions(sliding_window=9, use_sliding_window=False)] == [Causal()] * 3
+    assert [a.mask for a in attentions(**mistral, sliding_window=9)] == [window] * 3
+    assert [a.mask for a in attentions(**mistral, sliding_window=None)] == [Causal()] * 3
+    off = {**smollm3, "sliding_window": 9, "use_sliding_window": False}
+    assert [a.mask for a in attentions(**off)] == [Causal()] * 3
     kinds = [full, sliding, full]
-    found = [a.mask for a in attentions(sliding_window=9, layer_types=kinds)]
-    assert found == [Causal(), window, Causal()]
-    refused("layer_types has 2 entries for 3 layers", sliding_window=9, layer_types=[full] * 2)
-    refused(
-        "layer_types holds 'chunked_attention', which is not known", layer_types=["chunked_attention"] * 3
-    )
-    refused("layer_types holds ['x'], which is not known", layer_types=[["x"]] * 3)
-    refused("sliding_window is missing, and layer_types calls for one", layer_types=kinds)
-    refused("sliding_window is 0; it must be from 1", sliding_window=0)
+    on = {**smollm3, "sliding_window": 9, "use_sliding_window": True}
+    assert [a.mask for a in attentions(**on, layer_types=kinds)] == [Causal(), window, Causal()]
+    refused("layer_types has 2 entries for 3 layers", **on, layer_types=[full] * 2)
+    refused("layer_types holds 'chunked', which is not known", **smollm3, layer_types=["chunked"] * 3)
+    refused("layer_types holds ['x'], which is not known", **smollm3, layer_types=[["x"]] * 3)
+    refused("sliding_window is missing, and layer_types calls for one", **smollm3, layer_types=kinds)
+    refused("has sliding layers and use_sliding_window is false", **off, layer_types=kinds)
+    refused("sliding_window is 0; it must be from 1", **mistral, sliding_window=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("llama", "sliding_window", 4),
+        ("granite", "sliding_window", 4),
+        ("granite", "layer_types", ["sliding_attention"] * 3),
+        ("mistral", "use_sliding_window", False),
+        ("mistral", "residual_multiplier", 0.5),
+        ("llama", "embedding_multiplier", 3.0),
+        ("smollm3", "logits_scaling", 2.0),
+        ("llama", "no_rope_layer_interval", 2),
+        ("mistral", "no_rope_layers", [1, 1, 0]),
+        ("llama", "partial_rotary_factor", 0.5),
+        ("granite", "rope_interleaved", True),
+    ],
+)
+def test_a_key_of_another_type_is_refused_not_obeyed(kind: str, key: str, value: Any) -> None:
+    message = refused(f"config.json: {key} = ", model_type=kind, num_key_value_heads=2, **{key: value})
+    assert "is not known for this kind of model" in message
 
 
 def test_smollm3_windows_where_a_layer_does_not_rotate() -> None:
@@ -284,9 +306,10 @@ def test_smollm3_windows_where_a_layer_does_not_rotate() -> None:
 def test_layers_without_positions() -> None:
     found = attentions(model_type="smollm3", no_rope_layers=[0, 1, 1])
     assert [a.position is not None for a in found] == [False, True, True]
-    refused("no_rope_layers has 2 entries for 3 layers", no_rope_layers=[1, 1])
-    refused("no_rope_layers holds 'x', which is not known (1, 0)", no_rope_layers=[1, 1, "x"])
-    refused("no_rope_layer_interval is 0", no_rope_layer_interval=0)
+    kind = {"model_type": "smollm3"}
+    refused("no_rope_layers has 2 entries for 3 layers", **kind, no_rope_layers=[1, 1])
+    refused("no_rope_layers holds 'x', which is not known (1, 0)", **kind, no_rope_layers=[1, 1, "x"])
+    refused("no_rope_layer_interval is 0", **kind, no_rope_layer_interval=0)
 
 
 def test_sizes_that_contradict_each_other() -> None:
@@ -294,7 +317,7 @@ def test_sizes_that_contradict_each_other() -> None:
     refused("num_attention_heads 4 is no multiple of num_key_value_heads 3", num_key_value_heads=3)
     refused("hidden_act 'mish' is not known (silu, swish, gelu, gelu_pytorch_tanh, relu)", hidden_act="mish")
     refused("num_hidden_layers is 5000; it must be from 1 to 4,096", num_hidden_layers=5000)
-    refused("logits_scaling is 0; it must be above 0", logits_scaling=0)
+    refused("logits_scaling is 0; it must be above 0", model_type="granite", logits_scaling=0)
 
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8,
@@ -422,8 +445,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 @hypothesis.given(configs())
 @hypothesis.settings(max_examples=40)
 def test_names_and_shapes_are_those_of_transformers(data: dict[str, Any]) -> None:
-    if data["model_type"] == "mistral":
-        data = {key: value for key, value in data.items() if not key.endswith("_bias")}
+    others = "_bias" if data["model_type"] == "mistral" else "sliding_window"
+    data = {key: value for key, value in data.items() if not key.endswith(others)}
     settings = {key: value for key, value in data.items() if key != "model_type"}
     with torch.device("meta"):
         config = transformers.AutoConfig.for_model(data["model_type"], **settings, pad_token_id=None)

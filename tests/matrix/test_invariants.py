@@ -34,7 +34,11 @@ def some_tokens(batch: int, length: int = LENGTH, seed: int = 1) -> torch.Tensor
 def test_cached_and_chunked_equal_whole(causal: Transformer, sizes: list[int]) -> None:
     tokens = some_tokens(2)
     cache = ContiguousCache(causal.spec.trunk, 2, LENGTH)
-    pieces = [causal(piece, cache=cache) for piece in tokens.split(sizes, dim=1)]
+    total = torch.full((2,), LENGTH)
+    pieces = [
+        causal(piece, layout=Layout.padded(torch.ones_like(piece), total), cache=cache)
+        for piece in tokens.split(sizes, dim=1)
+    ]
     assert_close(torch.cat(pieces, 1), causal(tokens))
 
 
@@ -68,6 +72,16 @@ def test_packed_equals_separate(any_model: Transformer) -> None:
     assert_close(packed, torch.cat(separate, 1))
 
 
+def test_a_document_changes_nothing_in_another(any_model: Transformer) -> None:
+    """Case M8: the second document's logits stay the same to the bit."""
+    tokens, layout = some_tokens(1), Layout.packed([5, 8])
+    before = any_model(tokens, layout=layout)
+    tokens[0, :5] = (tokens[0, :5] + 1) % VOCAB
+    after = any_model(tokens, layout=Layout.packed([5, 8]))
+    assert torch.equal(before[0, 5:], after[0, 5:])
+    assert not torch.equal(before[0, :5], after[0, :5])
+
+
 def test_padded_rows_with_a_cache_equal_each_alone(causal: Transformer) -> None:
     """Prompts of unequal length, padded on the left, then three tokens each, one row stopping early."""
     tokens, present = some_tokens(3), torch.ones(3, LENGTH, dtype=torch.bool)
@@ -76,7 +90,7 @@ def test_padded_rows_with_a_cache_equal_each_alone(causal: Transformer) -> None:
     cache = ContiguousCache(causal.spec.trunk, 3, LENGTH)
     outputs = []
     for piece in (slice(0, 10), slice(10, 11), slice(11, 12), slice(12, 13)):
-        layout = Layout.padded(present[:, piece])
+        layout = Layout.padded(present[:, piece], total=present.sum(-1))
         outputs.append(causal(tokens[:, piece], layout=layout, cache=cache))
     batched = torch.cat(outputs, 1)
     for row in range(3):

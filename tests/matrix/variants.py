@@ -86,6 +86,8 @@ VARIANTS: dict[str, Model] = {
     "yarn-paper": of(attention(position=Rotary(100.0, scaling=Yarn(4.0, 32, ramp="paper")))),
     "llama3": of(attention(position=Rotary(100.0, scaling=Llama3(8.0, 1.0, 4.0, 32)))),
     "longrope": of(attention(position=Rotary(100.0, scaling=LongRope((1, 1, 2), (1, 2, 4), 32, 2.0)))),
+    "dynamic-ntk-beyond": of(attention(position=Rotary(100.0, scaling=DynamicNTK(2.0, 8)))),
+    "longrope-beyond": of(attention(position=Rotary(100.0, scaling=LongRope((1, 1, 2), (1, 2, 4), 8, 2.0)))),
     # masks
     "window": of(attention(mask=Causal() & Window(3))),
     "window-then-full": of(attention(mask=Causal() & Window(3)), attention()),

@@ -62,6 +62,31 @@ def test_statistics_are_fp32() -> None:
     assert out.dtype == torch.float16 and torch.allclose(out.float(), torch.ones(1, 8), atol=1e-3)
 
 
+def test_llama_rounds_before_it_scales_and_gemma_after() -> None:
+    """D21: reduce in fp32, then cast and scale, except where the scale is 1 + w."""
+    x = torch.randn(64, 32).bfloat16()
+    plain = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+    for offset in (0.0, 1.0):
+        module = build(spec.RMSNorm(1e-6, offset=offset), 32).bfloat16()
+        torch.nn.init.normal_(module.weight)
+        early = plain.bfloat16() * (module.weight + offset)
+        late = (plain * (module.weight.float() + offset)).bfloat16()
+        assert not torch.equal(early, late)
+        assert torch.equal(module(x), late if offset else early)
+
+
+@pytest.mark.parametrize("gate", ["sigmoid", "relu", "gelu", "identity"])
+def test_every_gated_unit_is_its_formula(gate: str) -> None:
+    """D22: GLU, ReGLU, GEGLU and Bilinear."""
+    module = build(spec.Gated(gate, 6), 4)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    functions = {"sigmoid": torch.sigmoid, "relu": F.relu, "gelu": F.gelu, "identity": lambda x: x}
+    x = torch.randn(5, 4)
+    hidden = functions[gate](x @ module.gate.weight.T) * (x @ module.up.weight.T)
+    assert_close(module(x), hidden @ module.down.weight.T)
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("gelu", 0.841345), ("gelu_tanh", 0.841192), ("silu", 0.731059), ("relu2", 1.0)]
 )

@@ -9,8 +9,9 @@ import torch
 
 from qkv import spec
 from qkv.errors import RequestError
-from qkv.nn import Layout
+from qkv.nn import ContiguousCache, Layout
 from qkv.nn.positions import Learned, Rotary, Sinusoidal, rotate
+from tests.matrix.variants import attention, model, pre_norm
 from tests.support import assert_close
 
 
@@ -118,11 +119,40 @@ def test_a_learned_row_is_position_plus_offset() -> None:
     assert table(positions)[0, :, 0].tolist() == [1, 1, 2, 3, 4]
 
 
+def test_the_row_after_a_padded_prompt_is_the_next_one() -> None:
+    """Case P16 through a cache: rows 1, 1, 2, 3, 4, then 5."""
+    stack = model(pre_norm(attention(position=None)), position=spec.Learned(42, 2)).trunk
+    cache = ContiguousCache(stack, 1, 6)
+    first = cache.extend(Layout.padded(torch.tensor([[0, 0, 1, 1, 1]])))
+    following = cache.extend(Layout.unpadded(1, 1))
+    assert (first.positions + 2).tolist() == [[1, 1, 2, 3, 4]] and (following.positions + 2).tolist() == [[5]]
+
+
+@pytest.mark.parametrize(("one", "other"), [(256, 257), (1000, 1001)])
+def test_neighbouring_positions_stay_apart_in_a_bfloat16_model(one: int, other: int) -> None:
+    """Case P5: bf16 rounds 257 to 256 and 1001 to 1000; the fastest pair turns a radian between them."""
+    x = torch.tensor([1.0, 0, 0, 0], dtype=torch.bfloat16)[None, None, None]
+    rotary = Rotary(spec.Rotary(), 4)
+    for position in (one, other):
+        at = torch.tensor([[position]])
+        out = rotary(x, Layout(at, at), keys=False).float().flatten()
+        assert float(out[0]) == pytest.approx(math.cos(position), abs=4e-3)
+
+
+@pytest.mark.parametrize("mask", [[[0.0, 1.0]], [[float("-inf"), 0.0]], [[0, 2, 1]], [[-1, 1, 1]]], ids=str)
+def test_only_ones_and_zeros_say_where_tokens_are(mask: list[list[float]]) -> None:
+    """Case M3: a mask of floats is additive and is not taken for one of presence."""
+    with pytest.raises(RequestError, match="true or 1 where a token is"):
+        Layout.padded(torch.tensor(mask))
+
+
 def test_a_position_past_the_table_is_an_error_with_both_numbers() -> None:
     """D10: index max_len must raise."""
     table = Learned(spec.Learned(8), 4)
     with pytest.raises(RequestError, match=r"Position 8 has no row: .* ends at 8\."):
         table(torch.arange(9)[None])
+    with pytest.raises(RequestError, match=r"Position 8 has no row: .* ends at 8\."):
+        Learned(spec.Learned(10, offset=2), 4)(torch.arange(9)[None])
 
 
 def test_the_golden_values_of_d10() -> None:

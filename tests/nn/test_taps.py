@@ -117,3 +117,25 @@ def test_what_was_not_asked_for_is_not_there(model: Transformer) -> None:
     model(TOKENS, tap=taps)
     with pytest.raises(RequestError, match="was not tapped"):
         taps["logits"]
+
+
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        ("mixtral", ["layers.3.feed_forward.router", "layers.3.feed_forward.output", "layers.3.middle"]),
+        (
+            "whisper",
+            [
+                *("encoder.embedding", "encoder.layers.3.attention.weights", "encoder.final"),
+                *("decoder.layers.3.cross.query", "decoder.layers.3.cross.weights", "logits"),
+                *("decoder.layers.3.cross.key", "decoder.layers.3.cross.output", "decoder.final"),
+            ],
+        ),
+        ("t5", ["encoder.layers.0.input", "decoder.layers.0.cross.scores", "decoder.layers.0.middle"]),
+        ("bert", ["embedding", "layers.3.attention.heads", "layers.3.output", "final"]),
+    ],
+)
+def test_points_of_other_architectures_have_the_names_of_the_design(name: str, points: list[str]) -> None:
+    from tests.spec import descriptions as of
+
+    assert set(points) <= set(tap_names(of.ALL[name]()))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from qkv.errors import ConfigError
 from qkv.spec import (
     Attention,
     Causal,
     Gated,
+    Language,
     Layer,
     Mask,
     Model,
@@ -138,3 +140,9 @@ def test_a_shared_layer_is_stored_once() -> None:
     once, often = (Model(decoder=Stack(Tokens(11, 4), (layer,) * n)) for n in (1, 9))
     assert once.weights() == often.weights()
     assert often.flops(6) == 9 * once.flops(6)
+
+
+def test_a_shared_name_over_two_shapes_is_refused() -> None:
+    model = Model(decoder=Stack(Tokens(100, 8, shared="t"), ()), head=Language(50, shared="t"))
+    with pytest.raises(ConfigError, match=r"head.weight \(50, 8\) share a name"):
+        model.parameters()

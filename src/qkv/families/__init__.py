@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from qkv.errors import ConfigError
@@ -118,8 +119,9 @@ def family_of(kind: Any, where: str) -> Family:
     if kind is None:
         raise ConfigError(f"{where}: model_type is missing.")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise ConfigError(f"{where}: models of type {shown(kind)} are not known yet ({known}).")
+        near = get_close_matches(str(kind), FAMILIES, n=3)
+        hint = f"; the nearest known are {', '.join(near)}" if near else f" ({len(FAMILIES)} others are)"
+        raise ConfigError(f"{where}: models of type {shown(kind)} are not known yet{hint}.")
     return FAMILIES[kind]
 
 
@@ -137,6 +139,7 @@ def describe(
     family = family_of(kind, where)
     defaults = {key: value for key, value in family.defaults.get(str(kind), {}).items() if key not in data}
     config = Config({**defaults, **data}, where, ignore, record=record)
+    config.hide(family.foreign(str(kind)))
     _refuse_packed(config)
     found = family.describe(config)
     if record is not None:  # a class's default is not a figure of the file
@@ -154,8 +157,8 @@ def describe_gguf(
 ) -> Description:
     """From the metadata and tensors of a GGUF file; `record` as for `describe`."""
     kind = gguf.architecture(metadata, where)
-    config = gguf.configuration(metadata, tensors, where, ignore, record)
-    found = family_of(kind, where).describe(config)
+    family = family_of(kind, where)
+    found = family.describe(gguf.configuration(metadata, tensors, where, ignore, record))
     weights = gguf.WEIGHTS if kind in gguf.LOADABLE else {}
     return replace(found, weights=weights, irrelevant=gguf.IRRELEVANT, prefix="")
 

@@ -62,12 +62,12 @@ class Config:
         record: Record | None = None,
     ):
         self.where, self.ignore, self.called = where, frozenset(ignore), called or {}
-        self.record, self.derived = record, set[str]()
+        self.record, self.derived, self.hidden = record, set[str](), frozenset[str]()
         self.data = {key: value for key, value in data.items() if key not in self.ignore}
         self.untaken = {key for key in self.data if key not in IRRELEVANT}
 
     def __contains__(self, key: str) -> bool:
-        return self.data.get(key) is not None
+        return self.data.get(key) is not None and key not in self.hidden
 
     def at(self, key: str) -> str:
         """A key as messages name it: the file, and its own name for the key."""
@@ -81,7 +81,7 @@ class Config:
 
     def peek(self, key: str, default: Any = None) -> Any:
         """A value without marking it as used."""
-        return self.data.get(key, default)
+        return default if key in self.hidden else self.data.get(key, default)
 
     def put(self, key: str, value: Any) -> None:
         """A value that was worked out from others, to be taken like those of the file."""
@@ -90,8 +90,14 @@ class Config:
             self.untaken.add(key)
             self.derived.add(key)
 
+    def hide(self, keys: Iterable[str]) -> None:
+        """These belong to other kinds of model: they read as absent, and `finish` names them."""
+        self.hidden = frozenset(keys)
+
     def take(self, key: str, kind: type | tuple[type, ...], default: Any = REQUIRED) -> Any:
         """The value of a key, of a kind; null and absent are the default, or an error without one."""
+        if key in self.hidden:
+            return default
         self.untaken.discard(key)
         value = self.data.get(key)
         if value is None:
@@ -146,11 +152,16 @@ class Config:
     def inside(self, key: str) -> Config | None:
         """The object under a key, to take from in turn."""
         value = self.take(key, dict, None)
-        return None if value is None else Config(value, self.at(key), self.ignore, self.called, self.record)
+        return None if value is None else self._nested(value, key)
+
+    def _nested(self, value: Mapping[str, Any], key: str) -> Config:
+        found = Config(value, self.at(key), self.ignore, self.called, self.record)
+        found.hide(self.hidden)
+        return found
 
     def discard(self, *keys: str) -> None:
         """These say nothing that matters here."""
-        self.untaken.difference_update(keys)
+        self.untaken.difference_update(set(keys) - self.hidden)
 
     def finish(self) -> None:
         """Raises ConfigError naming a key that nothing took; a record notes them all instead."""

@@ -39,12 +39,18 @@ class Family:
     """`types` are values of `model_type`.
 
     `defaults` are, by type, the values of keys that a config.json may leave out because the class
-    that wrote it has them; a null in the file stays a null.
+    that wrote it has them; a null in the file stays a null. `own` are, by type, keys that only this
+    type of the family has: with another type they are unknown, not obeyed.
     """
 
     types: tuple[str, ...]
     describe: Callable[[Config], Description]
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def foreign(self, kind: str) -> frozenset[str]:
+        """Keys of the family's other types."""
+        return frozenset().union(*self.own.values()) - self.own.get(kind, frozenset())
 
 
 def head_of(config: Config, language: Language) -> Head | None:

@@ -88,7 +88,7 @@ def configuration(
     prefix = f"{kind}."
     names = {f"{prefix}{theirs}": ours for theirs, ours in KEYS.items()}
     data = {
-        names.get(key, key): value
+        names.get(key, key if "." in key else f"{key} (outside {prefix})"): value
         for key, value in metadata.items()
         if not key.startswith(OUTSIDE) and not _says_nothing(key.removeprefix(prefix), value)
     }

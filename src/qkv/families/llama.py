@@ -124,8 +124,10 @@ def _masks(config: Config, rotated: list[bool]) -> list[Mask]:
     used = config.take("use_sliding_window", bool, None)
     config.discard("max_window_layers")
     slides = config.each("layer_types", LAYER_TYPES, len(rotated), "layers")
-    if slides is not None and any(slides) and used is not False and window is None:
+    if slides is not None and any(slides) and window is None:
         raise ConfigError(f"{config.at('sliding_window')} is missing, and layer_types calls for one.")
+    if slides is not None and any(slides) and used is False:
+        raise ConfigError(f"{config.at('layer_types')} has sliding layers and use_sliding_window is false.")
     if slides is None:
         slides = [used is None or not rotates for rotates in rotated]
     slides = [slide and used is not False and window is not None for slide in slides]
@@ -153,5 +155,19 @@ FAMILY = Family(
             "tie_word_embeddings": True,
         },
         "granite": {"attention_multiplier": 1.0},
+    },
+    own={
+        "llama": frozenset({"rope_interleaved"}),
+        "mistral": frozenset({"sliding_window"}),
+        "smollm3": frozenset(
+            {
+                *("sliding_window", "use_sliding_window", "max_window_layers"),
+                *("layer_types", "no_rope_layers", "no_rope_layer_interval"),
+            }
+        ),
+        "granite": frozenset(
+            {"attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling"}
+        ),
+        "": frozenset({"partial_rotary_factor", "rotary_dim"}),  # none of them turns only a part
     },
 )

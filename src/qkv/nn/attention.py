@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv import spec
-from qkv.errors import UnsupportedError
+from qkv.errors import ConfigError, UnsupportedError
 from qkv.nn.backends import Backend, Reference
 from qkv.nn.build import build_if, implements
 from qkv.nn.cache import Cache
@@ -38,12 +38,8 @@ class Attention(nn.Module):
         self.query_norm = build_if(through.norm, *through.norm_sizes(node.heads, node.head_dim))
         self.key_norm = build_if(through.norm, *through.norm_sizes(node.kv_heads, node.head_dim))
         self.sink = nn.Parameter(torch.empty(node.heads)) if node.score.sink else None
-        if through.gate or node.score.query_scale:
-            raise UnsupportedError("Gated heads and position-scaled queries cannot be run in torch yet.")
-        if node.position is not None and not isinstance(node.position, spec.Rotary):
-            kind = type(node.position).__name__
-            raise UnsupportedError(f"{kind} positions in attention cannot be run in torch yet.")
-        self.rotary = Rotary(node.position, node.head_dim) if node.position else None
+        _refuse_unknown(node)
+        self.rotary = Rotary(node.position, node.head_dim) if isinstance(node.position, spec.Rotary) else None
 
     def forward(
         self,
@@ -69,7 +65,10 @@ class Attention(nn.Module):
         return tap("output", self.output(heads.flatten(-2)))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values by head, (batch, heads, length, dim); clipped and normalised."""
+        """Queries, keys and values by head, (batch, heads, length, dim); clipped and normalised.
+
+        In the stream's type, also where one of the parts is kept in another.
+        """
         through = self.node.projections
         query, key, value = self.query(x), self.key(x), self.value(x)
         if through.clip is not None:
@@ -77,7 +76,8 @@ class Attention(nn.Module):
         query = self.normalised(query, self.query_norm, self.node.heads)
         key = self.normalised(key, self.key_norm, self.node.kv_heads)
         value = value.unflatten(-1, (self.node.kv_heads, -1))
-        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        query, key, value = (t.to(x.dtype).transpose(1, 2) for t in (query, key, value))
+        return query, key, value
 
     def normalised(self, x: Tensor, norm: nn.Module | None, heads: int) -> Tensor:
         """Split into heads; the norm over all heads at once comes before the split."""
@@ -85,3 +85,21 @@ class Attention(nn.Module):
             return norm(x).unflatten(-1, (heads, -1))
         x = x.unflatten(-1, (heads, -1))
         return x if norm is None else norm(x)
+
+
+def _refuse_unknown(node: spec.Attention) -> None:
+    """What this module would otherwise leave out in silence."""
+    through, position = node.projections, node.position
+    if node.heads % node.kv_heads:
+        raise ConfigError(f"{node.heads} heads cannot share {node.kv_heads} key/value heads evenly.")
+    reasons = {
+        "gated heads": through.gate is not None,
+        "queries scaled by position": node.score.query_scale is not None,
+        "norms after rotation": through.norm is not None and through.norm_after_rotation,
+        f"{type(position).__name__} positions": not isinstance(position, spec.Rotary | None),
+        "positions on several axes": isinstance(position, spec.Rotary) and position.axes is not None,
+        f"{type(node.score).__name__} scores": type(node.score) not in (spec.Score, spec.Dot),
+    }
+    for reason, present in reasons.items():
+        if present:
+            raise UnsupportedError(f"Attention with {reason} can be described but not run in torch yet.")

@@ -13,13 +13,9 @@ from qkv.nn.taps import NoTap, Tap
 
 
 class Backend(Protocol):
-    """Scores, masks, normalises and mixes. Equal to `Reference` wherever it does not refuse."""
+    """Scores, masks, normalises and mixes. Equal to `Reference`."""
 
     name: str
-
-    def refuses(self, score: spec.Score, tap: Tap) -> str | None:
-        """Why it cannot compute this, in a few words; None if it can."""
-        ...
 
     def attend(
         self,
@@ -47,9 +43,6 @@ class Reference:
     """
 
     name = "reference"
-
-    def refuses(self, score: spec.Score, tap: Tap) -> str | None:
-        return None
 
     def attend(
         self,

@@ -19,7 +19,8 @@ class Layout:
     """Positions of the queries of this call and of all keys they may look at.
 
     Position -1 marks a token that is not there: padding, or a cache slot not filled. Documents
-    number packed sequences; `prefix` is the length of each row's prefix (prefix-LM).
+    number packed sequences; `prefix` is the length of each row's prefix (prefix-LM). `total` is how
+    long each row will be once all its chunks are read, where a call reads only one of them.
     """
 
     positions: Int[Tensor, "batch query"]
@@ -27,6 +28,7 @@ class Layout:
     documents: Int[Tensor, "batch query"] | None = None
     key_documents: Int[Tensor, "batch key"] | None = None
     prefix: Int[Tensor, " batch"] | None = None
+    total: Int[Tensor, " batch"] | None = None
     _memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -36,14 +38,20 @@ class Layout:
         return Layout(positions, positions)
 
     @staticmethod
-    def padded(present: Bool[Tensor, "batch length"] | Int[Tensor, "batch length"]) -> Layout:
+    def padded(
+        present: Bool[Tensor, "batch length"] | Int[Tensor, "batch length"],
+        total: Int[Tensor, " batch"] | None = None,
+    ) -> Layout:
         """From a mask that is true (or 1) where a token is, with padding on either side.
 
-        Positions count the tokens that are there, from 0.
+        Positions count the tokens that are there, from 0. Raises RequestError for other numbers: 0
+        and 1 as floats, or -inf, would be an additive mask, which says something else.
         """
-        present = present.long()
-        positions = present.cumsum(-1) * present - 1
-        return Layout(positions, positions)
+        if present.is_floating_point() or ((present != 0) & (present != 1)).any():
+            raise RequestError("A padding mask is true or 1 where a token is, false or 0 elsewhere.")
+        there = present.long()
+        positions = there.cumsum(-1) * there - 1
+        return Layout(positions, positions, total=total)
 
     @staticmethod
     def packed(lengths: Sequence[int], device: torch.device | str = "cpu") -> Layout:
@@ -80,6 +88,17 @@ class Layout:
         return seen
 
     @property
-    def lengths(self) -> Int[Tensor, " batch"]:
-        """Each row's total length, cache included: one past its last position."""
-        return self.once("lengths", lambda: self.key_positions.amax(-1) + 1)
+    def lengths(self) -> Int[Tensor, "batch one_or_query"]:
+        """The total length of the sequence each query stands in, cache included; 0 for padding alone.
+
+        One for a row, or, where documents are packed, one for each token. It is what frequencies
+        that depend on the length go by, so that no chunking, packing or batch mate changes them.
+        """
+        return self.once("lengths", self._lengths)
+
+    def _lengths(self) -> Int[Tensor, "batch one_or_query"]:
+        if self.documents is not None and self.key_documents is not None:
+            same = self.documents[:, :, None] == self.key_documents[:, None, :]
+            return torch.where(same, self.key_positions[:, None, :], -1).amax(-1) + 1
+        held = self.key_positions.amax(-1) + 1
+        return (held if self.total is None else torch.maximum(held, self.total))[:, None]

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv import spec
-from qkv.errors import RequestError, UnsupportedError
+from qkv.errors import CapacityError, RequestError, UnsupportedError
 from qkv.nn import feed_forward, norms, positions  # noqa: F401  (they register their modules)
 from qkv.nn.attention import Attention
 from qkv.nn.build import build, build_if, implements
@@ -80,10 +80,23 @@ class Transformer(nn.Module):
             if self.head is None:
                 return states
             return tap("logits", self.head(states[:, -1:] if last_only else states))
-        except BaseException:
+        except BaseException as problem:
             if cache is not None:
                 cache.truncate(held)
+            if _out_of_memory(problem):
+                batch, length = tokens.shape
+                raise CapacityError(
+                    f"There is no memory for a pass over {length:,} tokens in {batch:,} rows; give it fewer."
+                ) from None
             raise
+
+
+def _out_of_memory(problem: BaseException) -> bool:
+    """Torch's processor allocator has no error class of its own."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(problem, kinds) or (
+        isinstance(problem, RuntimeError) and "allocate memory" in str(problem)
+    )
 
 
 def tie(module: nn.Module, node: spec.Model) -> None:

@@ -47,4 +47,4 @@ class RMSNorm(nn.Module):
             return y.to(x.dtype)
         if self.offset:  # Gemma scales before it rounds, Llama after
             return (y * (self.offset + self.weight.float())).to(x.dtype)
-        return y.to(x.dtype) * self.weight
+        return (y.to(x.dtype) * self.weight).to(x.dtype)

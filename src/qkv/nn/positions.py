@@ -69,15 +69,17 @@ class Rotary:
     ) -> tuple[Float[Tensor, "batch 1 length pairs"], Float[Tensor, "batch 1 length pairs"]]:
         """Cosines and sines, times the scaling's attention factor.
 
-        Each row's frequencies follow from its own length, never from its batch mates'.
+        Frequencies follow from the length of the sequence a token stands in, never from its batch
+        mates' or from how it was cut into chunks.
         """
-        lengths = layout.lengths.tolist() if self.by_length else [0]
-        known = {length: self.node.frequencies(self.head_dim, length) for length in set(lengths)}
-        frequencies = torch.stack([torch.from_numpy(known[length][0]) for length in lengths])
-        factors = torch.tensor([known[length][1] for length in lengths], dtype=torch.float32)
+        lengths = layout.lengths if self.by_length else torch.zeros(1, 1, dtype=torch.long)
+        known, place = lengths.cpu().unique(return_inverse=True)
+        each = [self.node.frequencies(self.head_dim, int(length)) for length in known]
+        frequencies = torch.stack([torch.from_numpy(values) for values, _ in each])[place]
+        factors = torch.tensor([factor for _, factor in each], dtype=torch.float32)[place]
         frequencies, factors = frequencies.to(positions.device), factors.to(positions.device)
-        angles = positions[:, None, :, None].float() * frequencies[:, None, None, :]
-        return angles.cos() * factors[:, None, None, None], angles.sin() * factors[:, None, None, None]
+        angles = positions[:, None, :, None].float() * frequencies[:, None]
+        return angles.cos() * factors[:, None, :, None], angles.sin() * factors[:, None, :, None]
 
     def __call__(
         self, x: Float[Tensor, "batch heads length head_dim"], layout: Layout, keys: bool

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from qkv.errors import RequestError
 from qkv.spec import Experts, Language, Model, MultiToken, Stack
 from qkv.spec.layers import Mixer
 
-Replace = Callable[[Tensor], Tensor]
+Replace = Callable[[Tensor], Tensor] | Tensor  # what gives the new value, or the new value itself
 
 
 class Tap(Protocol):
@@ -30,10 +30,6 @@ class Tap(Protocol):
         """The tap for a part of the model."""
         ...
 
-    def wants(self, name: str) -> bool:
-        """Whether anyone reads or replaces this point: if not, it need not be computed."""
-        ...
-
 
 class NoTap:
     """Nothing is read or replaced."""
@@ -44,20 +40,18 @@ class NoTap:
     def at(self, *names: str | int) -> NoTap:
         return self
 
-    def wants(self, name: str) -> bool:
-        return False
-
 
 class Taps:
     """The values asked for, by full name, and the replacements to make.
 
     `taps["layers.3.attention.weights"]` is the value of the latest pass; `history` holds those of
-    every pass, in order. Values keep their gradient; they are not copied.
+    every pass, in order. Values keep their gradient; they are not copied. A replacement is a
+    function of the value, or a tensor of its shape to put there.
     """
 
-    def __init__(self, names: Iterable[str] | Mapping[str, Replace | None], known: Iterable[str]):
+    def __init__(self, names: str | Iterable[str] | Mapping[str, Replace | None], known: Iterable[str]):
         known = list(known)
-        asked = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names)
+        asked = _asked(names)
         self.replacements: dict[str, list[Replace]] = {}
         self.history: dict[str, list[Tensor]] = {}
         for pattern, replace in asked.items():
@@ -85,19 +79,44 @@ class Taps:
         if name not in self.history:
             return value
         for replace in self.replacements.get(name, ()):
-            changed = replace(value)
+            changed = replace if isinstance(replace, Tensor) else replace(value)
+            if not isinstance(changed, Tensor):
+                raise RequestError(f"The replacement for {name!r} gave {_kind(changed)}; it must give a tensor.")
             if changed.shape != value.shape:
                 got, must = tuple(changed.shape), tuple(value.shape)
                 raise RequestError(f"The replacement for {name!r} has shape {got}; it must be {must}.")
-            value = changed.to(value.dtype)
+            value = changed.to(value)
         self.history[name].append(value)
         return value
 
     def at(self, *names: str | int) -> Tap:
         return _Within(self, ".".join(map(str, names)) + ".") if names else self
 
-    def wants(self, name: str) -> bool:
-        return name in self.history
+
+def _asked(names: Any) -> dict[str, Replace | None]:
+    """The patterns and their replacements. Raises RequestError for what is neither."""
+    if isinstance(names, str):
+        names = [names]
+    if not isinstance(names, Iterable):
+        raise RequestError(f"Points are tapped by name, or by a list of names, not by {_kind(names)}.")
+    names = dict(names) if isinstance(names, Mapping) else dict.fromkeys(map(_name, names))
+    for name, replace in names.items():
+        _name(name)
+        if replace is not None and not isinstance(replace, Tensor) and not callable(replace):
+            raise RequestError(
+                f"The replacement for {name!r} is {_kind(replace)}; it must be a function or a tensor."
+            )
+    return names
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise RequestError(f"The name of a point to tap is a text, not {_kind(name)}.")
+    return name
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 class _Within:
@@ -111,9 +130,6 @@ class _Within:
 
     def at(self, *names: str | int) -> Tap:
         return _Within(self.taps, self.prefix + ".".join(map(str, names)) + ".") if names else self
-
-    def wants(self, name: str) -> bool:
-        return self.taps.wants(self.prefix + name)
 
 
 def tap_names(model: Model) -> list[str]:

@@ -127,7 +127,12 @@ class Model(Node):
         """Every parameter tensor by name, shared ones once, under the first of their names."""
         seen: dict[str, Tensor] = {}
         for tensor in self.tensors():
-            seen.setdefault(tensor.key, tensor)
+            first = seen.setdefault(tensor.key, tensor)
+            if first.shape != tensor.shape:
+                raise ConfigError(
+                    f"{first.name} {first.shape} and {tensor.name} {tensor.shape} share a name "
+                    "and so must have one shape."
+                )
         return {tensor.name: tensor for tensor in seen.values()}
 
     def parameters(self, *, active: bool = False, embedding: bool = True) -> int:

@@ -1,0 +1,67 @@
+"""What ends a text, through files; and what a batch does with a row that has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import qkv
+from qkv.loading import Loaded
+from qkv.model import Model
+from qkv.nn import Transformer
+from qkv.spec import Dense, Language, LayerNorm, Learned, Model as Spec, Stack, Tokens, pre_norm
+from tests.engine.tiny import CLOSE, END, VOCAB, save_llama, says, tiny, word
+from tests.matrix.variants import attention
+from tests.support import random_model
+
+
+def test_ends_are_those_of_the_configuration_and_of_the_tokenizer(tmp_path: Path) -> None:
+    """Case G8: config.json names 7; the tokenizer names END, and its template closes turns with CLOSE."""
+    save_llama(tmp_path, eos_token_id=7)
+    model = qkv.load(tmp_path)
+    assert {7, CLOSE} <= model.loaded.eos_ids
+    assert model.tokenizer is not None and model.tokenizer.eos_ids <= model.loaded.eos_ids
+    for end in (7, CLOSE):
+        with model.tap(says([word("AB"), end, word("DE")])):
+            done = model.generate([5, 6], max_new_tokens=9)
+        assert (done.tokens, done.finish_reason) == ([word("AB"), end], "stop")
+
+
+def test_a_row_that_has_ended_is_fed_tokens_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case G8: its places are padding to its batch mate."""
+    model, fed = tiny(), []
+    forward = Transformer.forward
+
+    def watched(self: Transformer, tokens: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        fed.append(arguments["layout"].positions)
+        return forward(self, tokens, **arguments)
+
+    monkeypatch.setattr(Transformer, "forward", watched)
+    with model.tap(says([END], [word("AB"), word("DE"), END])):
+        first, second = model.generate([[1, 2, 3], [4, 5]], max_new_tokens=9)
+    assert (first.tokens, second.tokens) == ([END], [word("AB"), word("DE"), END])
+    assert [positions[0].tolist() for positions in fed[1:]] == [[-1], [-1]]
+    assert all((positions[1] == 0).all() for positions in fed[1:])
+
+
+def learned() -> Model:
+    """A model whose positions are rows of a table."""
+    layer = pre_norm(attention(position=None), Dense("gelu", 20), norm=LayerNorm())
+    tokens = Tokens(VOCAB, 16, position=Learned(60))
+    spec = Spec(decoder=Stack(tokens, (layer, layer), LayerNorm()), head=Language(VOCAB))
+    base: Loaded = tiny().loaded
+    network = random_model(spec, 3).requires_grad_(False).eval()
+    return Model(Loaded(**{**vars(base), "model": network}))
+
+
+def test_batch_mates_change_nothing_where_positions_are_a_table() -> None:
+    """Case G15 with learned positions: padding must not be counted."""
+    model, prompts = learned(), [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15]]
+    together = model.generate(prompts, max_new_tokens=6, ignore_eos=True)
+    for prompt, found in zip(prompts, together, strict=True):
+        alone = model.generate(prompt, max_new_tokens=6, ignore_eos=True)
+        assert found.tokens == alone.tokens
+        assert found.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
