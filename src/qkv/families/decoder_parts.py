@@ -144,8 +144,10 @@ def rotary_attention(
 
 def interleaved(attention: Attention) -> Attention:
     """The same, turning neighbouring dimensions together instead of the two halves."""
-    assert isinstance(attention.position, Rotary)
-    return replace(attention, position=replace(attention.position, pairs="interleaved"))
+    position = attention.position
+    if not isinstance(position, Rotary):
+        return attention
+    return replace(attention, position=replace(position, pairs="interleaved"))
 
 
 def promised(attention: Attention, context: int) -> int:
@@ -159,8 +161,7 @@ def promised(attention: Attention, context: int) -> int:
 
 def assembled(config: Config, stack: Stack, language: Language, context: int | None) -> Description:
     """The whole, its head tied to the token table where the file says so, and no key left over."""
-    if config.take("tie_word_embeddings", bool, False):
-        assert isinstance(stack.input, Tokens)
+    if config.take("tie_word_embeddings", bool, False) and isinstance(stack.input, Tokens):
         stack = replace(stack, input=replace(stack.input, shared="tokens"))
         language = replace(language, shared="tokens")
     head = head_of(config, language)

@@ -128,7 +128,8 @@ def _tower(config: Config, width: int) -> Tower:
             f"{vision.at('model_type')} is {shown(kind)}; only siglip_vision_model is known here."
         )
     stack, eps = vision_stack(vision), vision.positive("layer_norm_eps")
-    assert isinstance(stack.input, Patches)
+    if not isinstance(stack.input, Patches):
+        raise ConfigError(f"{vision.where} describes no images.")
     (side, other), rows = stack.input.image, config.size("mm_tokens_per_image", 256)
     side, other = side // stack.input.size, other // stack.input.size
     if side != other or math.isqrt(rows) ** 2 != rows or side % math.isqrt(rows):

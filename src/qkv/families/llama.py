@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from qkv.errors import ConfigError
 from qkv.families.config import Config
+from qkv.families.decoder_parts import promised
 from qkv.families.family import Description, Family, head_of, layer_names
 from qkv.families.positions import MOST_POSITIONS, rotary
 from qkv.spec import (
@@ -84,7 +85,7 @@ def describe(config: Config) -> Description:
     head = head_of(config, Language(vocab, scale=1 / config.positive("logits_scaling", 1.0), shared=tied))
     config.finish()
     model = Model(decoder=Stack(tokens, layers, norm), head=head)
-    return Description(model, WEIGHTS, context, IRRELEVANT, prefix="model.")
+    return Description(model, WEIGHTS, promised(attention, context), IRRELEVANT, prefix="model.")
 
 
 def _attention(config: Config, width: int, context: int) -> Attention:
