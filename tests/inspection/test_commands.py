@@ -1,0 +1,85 @@
+"""`qkv inspect` and `qkv compare` as commands: text, JSON, a page, a picture, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from qkv import cli
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["qkv", *map(str, arguments)])
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return command
+
+
+@pytest.fixture
+def llama(shared_folder: Path) -> Path:
+    return shared_folder / "configs" / "meta-llama--Meta-Llama-3.1-8B_config.json"
+
+
+def test_inspect_prints_the_eight_steps(run: Run, llama: Path) -> None:
+    status, out, err = run("inspect", llama)
+    assert (status, err) == (0, "")
+    assert [line[:1] for line in out.splitlines() if line[:1].isdigit()] == list("12345678")
+    assert "8,030,261,248 parameters" in out.splitlines()[0]
+
+
+def test_inspect_as_json(run: Run, llama: Path) -> None:
+    status, out, _ = run("inspect", llama, "--json")
+    data = json.loads(out)
+    assert status == 0 and data["parameters"] == 8_030_261_248
+    assert data["verdict"]["configured"]["positions"] == 131_072
+
+
+def test_inspect_writes_a_page_and_a_picture(run: Run, llama: Path, tmp_path: Path) -> None:
+    page, picture = tmp_path / "page.html", tmp_path / "picture.svg"
+    status, out, err = run("inspect", llama, "--html", page, "--svg", picture)
+    assert (status, out) == (0, "")
+    assert err.splitlines() == [f"wrote {picture}", f"wrote {page}"]
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    ElementTree.fromstring(picture.read_text(encoding="utf-8"))
+
+
+def test_a_page_that_cannot_be_written_is_one_sentence(run: Run, llama: Path, tmp_path: Path) -> None:
+    status, _, err = run("inspect", llama, "--html", tmp_path / "no" / "page.html")
+    assert status != 0 and len(err.strip().splitlines()) == 1 and "cannot be written" in err
+
+
+def test_a_structure_that_is_not_known_cannot_be_drawn(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "nothing_known", "hidden_size": 8}))
+    status, out, _ = run("inspect", config)
+    assert status == 0 and "hidden_size = 8" in out and "not known yet" in out
+    status, _, err = run("inspect", config, "--svg", tmp_path / "x.svg")
+    assert status != 0 and "nothing to draw" in err
+
+
+def test_compare_two_sizes_of_llama(run: Run, llama: Path) -> None:
+    other = llama.with_name("meta-llama--Meta-Llama-3.1-70B_config.json")
+    status, out, _ = run("compare", llama, other)
+    assert status == 0 and "+ 80 layers, width 8,192" in out and "x8.79" in out
+    status, out, _ = run("compare", llama, other, "--json")
+    assert json.loads(out)["changes"][0]["title"] == "Tokens"
+
+
+def test_a_missing_source_is_one_sentence(run: Run) -> None:
+    for arguments in (("inspect", "no-such-model"), ("compare", "no-such-model", "smollm2")):
+        status, out, err = run(*arguments)
+        assert status != 0 and out == "" and len(err.strip().splitlines()) == 1
