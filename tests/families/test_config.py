@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from qkv.errors import ConfigError, QkvError
-from qkv.families import FAMILIES, Config, Description, describe
+from qkv.families import FILES, Config, Description, describe
 from qkv.loading import _their_name
 from qkv.spec import (
     Attention,
@@ -374,7 +374,7 @@ def test_published_llamas(shared_folder: Path, name: str, listed: str) -> None:
 def test_a_published_configuration_of_another_kind_is_refused_by_name(shared_folder: Path) -> None:
     for path in sorted((shared_folder / "configs").glob("*_config.json")):
         data = json.loads(path.read_text())
-        if data["model_type"] not in FAMILIES:
+        if data["model_type"] not in FILES:
             with pytest.raises(ConfigError, match=f"models of type '{data['model_type']}' are not known yet"):
                 describe(data, path.name)
 

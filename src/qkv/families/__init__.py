@@ -1,6 +1,6 @@
 """Published models: from the configuration in their files to a description. No torch.
 
-A family is one file with a function and a table; it joins `FAMILIES` in one line.
+A family is one file with a function and a table; it joins `FILES` in a line for each model type.
 """
 
 from __future__ import annotations
@@ -8,121 +8,93 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 from qkv.errors import ConfigError
-from qkv.families import (
-    albert,
-    bart,
-    bert,
-    bloom,
-    clip,
-    cohere,
-    deberta,
-    deepseek,
-    distilbert,
-    electra,
-    falcon,
-    gemma,
-    gemma2,
-    gemma3,
-    gguf,
-    glm4,
-    gpt2,
-    gpt_neox,
-    gpt_oss,
-    gptj,
-    llama,
-    llama4,
-    llava,
-    mixtral,
-    modernbert,
-    mpt,
-    mt5,
-    nomic_bert,
-    olmo,
-    olmo2,
-    olmoe,
-    opt,
-    phi,
-    phi3,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_next,
-    qwen3_vl,
-    roberta,
-    siglip,
-    stablelm,
-    starcoder2,
-    t5,
-    vit,
-    whisper,
-)
+from qkv.families import gguf
 from qkv.families.config import Config, Record, shown
 from qkv.families.family import Description, Family
 
-MODULES = (
-    albert,
-    bart,
-    bert,
-    bloom,
-    clip,
-    cohere,
-    deberta,
-    deepseek,
-    distilbert,
-    electra,
-    falcon,
-    gemma,
-    gemma2,
-    gemma3,
-    glm4,
-    gpt2,
-    gpt_neox,
-    gpt_oss,
-    gptj,
-    llama,
-    llama4,
-    llava,
-    mixtral,
-    modernbert,
-    mpt,
-    mt5,
-    nomic_bert,
-    olmo,
-    olmo2,
-    olmoe,
-    opt,
-    phi,
-    phi3,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_next,
-    qwen3_vl,
-    roberta,
-    siglip,
-    stablelm,
-    starcoder2,
-    t5,
-    vit,
-    whisper,
-)
-FAMILIES: dict[str, Family] = {kind: module.FAMILY for module in MODULES for kind in module.FAMILY.types}
+# the file of each model type: one is imported when it is asked for, as sixty would take a while
+FILES = {
+    "albert": "albert",
+    "bart": "bart",
+    "mbart": "bart",
+    "pegasus": "bart",
+    "marian": "bart",
+    "bert": "bert",
+    "bloom": "bloom",
+    "clip": "clip",
+    "clip_text_model": "clip",
+    "clip_vision_model": "clip",
+    "cohere": "cohere",
+    "cohere2": "cohere",
+    "deberta-v2": "deberta",
+    "deepseek_v2": "deepseek",
+    "deepseek_v3": "deepseek",
+    "kimi_k2": "deepseek",
+    "distilbert": "distilbert",
+    "electra": "electra",
+    "falcon": "falcon",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "gemma3_text": "gemma3",
+    "glm4": "glm4",
+    "gpt2": "gpt2",
+    "gpt_neox": "gpt_neox",
+    "gpt_oss": "gpt_oss",
+    "gptj": "gptj",
+    "llama": "llama",
+    "mistral": "llama",
+    "smollm3": "llama",
+    "granite": "llama",
+    "llama4": "llama4",
+    "llama4_text": "llama4",
+    "llava": "llava",
+    "mixtral": "mixtral",
+    "modernbert": "modernbert",
+    "mpt": "mpt",
+    "mt5": "mt5",
+    "nomic_bert": "nomic_bert",
+    "olmo": "olmo",
+    "olmo2": "olmo2",
+    "olmoe": "olmoe",
+    "opt": "opt",
+    "phi": "phi",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "mimo": "qwen2",
+    "qwen2_moe": "qwen2_moe",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3",
+    "qwen3_next": "qwen3_next",
+    "qwen3_vl": "qwen3_vl",
+    "roberta": "roberta",
+    "siglip": "siglip",
+    "siglip_text_model": "siglip",
+    "siglip_vision_model": "siglip",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
+    "t5": "t5",
+    "vit": "vit",
+    "whisper": "whisper",
+}
 
-__all__ = ["FAMILIES", "Config", "Description", "Family", "Record", "describe", "describe_gguf", "family_of"]
+__all__ = ["FILES", "Config", "Description", "Family", "Record", "describe", "describe_gguf", "family_of"]
 
 
 def family_of(kind: Any, where: str) -> Family:
     """The family of a model type. Raises ConfigError naming those there are."""
     if kind is None:
         raise ConfigError(f"{where}: model_type is missing.")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        near = get_close_matches(str(kind), FAMILIES, n=3)
-        hint = f"; the nearest known are {', '.join(near)}" if near else f" ({len(FAMILIES)} others are)"
+    if not isinstance(kind, str) or kind not in FILES:
+        near = get_close_matches(str(kind), FILES, n=3)
+        hint = f"; the nearest known are {', '.join(near)}" if near else f" ({len(FILES)} others are)"
         raise ConfigError(f"{where}: models of type {shown(kind)} are not known yet{hint}.")
-    return FAMILIES[kind]
+    family: Family = import_module(f"qkv.families.{FILES[kind]}").FAMILY
+    return family
 
 
 def describe(
