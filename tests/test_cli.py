@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -121,6 +122,20 @@ def test_json_holds_all_there_is_to_know(run: Run, folder: Path, model: Model) -
     for key in ("load_seconds", "prefill_tokens_per_second", "decode_tokens_per_second", "peak_memory_bytes"):
         assert found.pop(key) > 0
     assert len(found) == 6
+
+
+def test_a_system_that_does_not_count_memory_is_no_obstacle(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows has no module of that name."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    done = run("generate", "-m", folder, "ABC", *GREEDY)
+    assert done.status == 0 and done.err.endswith("/s | ended by length\n")
+    assert (
+        json.loads(run("generate", "-m", folder, "ABC", *GREEDY, "--json").out)["peak_memory_bytes"] is None
+    )
+    monkeypatch.delitem(sys.modules, "qkv.cli")
+    assert importlib.import_module("qkv.cli").app is not None
 
 
 @pytest.mark.parametrize("stdin", ["héllo\nABC", "héllo\nABC\n"])

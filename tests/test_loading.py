@@ -151,6 +151,11 @@ def test_what_is_not_there_is_refused_saying_what_a_source_is(name: str) -> None
         sources.find(name)
 
 
+@pytest.mark.parametrize("source", [5, None, "", b"model", ["model"]])
+def test_what_is_no_name_and_no_path_is_refused(source: Any) -> None:
+    refused(source, SourceError, "A source is the name or the path of a model, not ")
+
+
 def test_other_folders_and_files_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, SourceError, "has no config.json; a model folder holds one beside its weights")
     (tmp_path / "notes.txt").write_text("notes")
@@ -401,8 +406,8 @@ def test_a_weight_file_of_another_name_can_be_pointed_at(
         ('{"hidden_size": ' + "9" * 5000 + "}", "config.json is not valid JSON: "),
         ("[1]", "config.json must hold an object."),
         ("{}", "config.json: model_type is missing."),
-        ('{"model_type": "lama"}', "models of type 'lama' are not known yet ("),
-        ('{"model_type": ["llama"]}', "models of type ['llama'] are not known yet ("),
+        ('{"model_type": "lama"}', "models of type 'lama' are not known yet; the nearest known are llama, "),
+        ('{"model_type": ["llama"]}', "models of type ['llama'] are not known yet"),
         ('{"model_type": "llama"}', "config.json: hidden_size is missing."),
     ],
 )  # fmt: skip
@@ -411,14 +416,23 @@ def test_a_configuration_that_is_none(folder: Path, text: str, said: str) -> Non
     refused(folder, ConfigError, said)
 
 
+@pytest.mark.parametrize("depth", [64, 600])
+@pytest.mark.parametrize("ignore", [(), ("x",)])
+def test_a_file_nested_too_deep_is_refused(folder: Path, depth: int, ignore: tuple[str, ...]) -> None:
+    (folder / "generation_config.json").write_text('{"x": ' + "[" * depth + "]" * depth + "}")
+    refused(folder, ConfigError, "has values nested more than 64 deep", ignore=ignore)
+    (folder / "generation_config.json").write_text('{"x": ' + "[" * 63 + "]" * 63 + "}")
+    loading.load(folder, ignore=("x",))
+
+
 def test_a_configuration_that_is_not_text(folder: Path) -> None:
     (folder / "config.json").write_bytes(b"\xff\xfe{")
     refused(folder, ConfigError, "config.json is not valid JSON: ")
 
 
-def test_an_unknown_type_lists_the_known_ones(folder: Path) -> None:
-    edit_config(folder, model_type="gpt5")
-    refused(folder, ConfigError, "granite", "llama", "mistral", "smollm3")
+def test_an_unknown_type_names_the_nearest_known_ones(folder: Path) -> None:
+    edit_config(folder, model_type="mistal")
+    refused(folder, ConfigError, "models of type 'mistal' are not known yet", "mistral", "mixtral")
 
 
 def test_an_unknown_key_is_named_and_may_be_ignored(
@@ -431,6 +445,86 @@ def test_an_unknown_key_is_named_and_may_be_ignored(
         'Pass ignore=("flux_capacitor",) to load without it.'
     )
     assert_close(logits(folder, ignore=("flux_capacitor",)), expected(pristine[1]))
+
+
+def test_what_is_ignored_must_be_there(folder: Path) -> None:
+    """A slip of the pen would load another model than the one that was meant."""
+    for entry in ("typo", "typo.*", "model.norm.weight", "flux_capacitor"):
+        message = refused(folder, RequestError, ignore=(entry,))
+        assert message == (
+            f"ignore names {entry!r}, which is no configuration key of model and no tensor that the model "
+            "can do without."
+        )
+    edit_config(folder, flux_capacitor=1.21)
+    edit_weights(folder, lambda tensors: tensors.update({"extra.a": torch.ones(2)}))
+    (folder / "generation_config.json").write_text('{"num_beams": 4}')
+    every = ["flux_capacitor", "extra.*", "num_beams"]
+    loading.load(folder, ignore=every)
+    refused(folder, RequestError, "ignore names 'typo'", ignore=[*every, "typo"])
+
+
+def test_what_is_ignored_in_a_gguf_file_must_be_there(tmp_path: Path) -> None:
+    """By its own name for a key, or by that of a config.json."""
+    path = write_gguf(tmp_path / "model.gguf")
+    for entry in ("llama.attention.layer_norm_rms_epsilon", "rms_norm_eps"):
+        norm = loading.load(path, ignore=entry).model.spec.trunk.norm
+        assert norm is not None and norm.eps == 1e-6
+    for entry in ("typo", "rope_scaling", "token_embd.weight", "llama.rope.freq_base"):
+        refused(path, RequestError, f"ignore names {entry!r}", ignore=entry)
+
+
+def test_one_name_to_ignore_needs_no_list(
+    folder: Path, pristine: tuple[Path, transformers.PreTrainedModel]
+) -> None:
+    edit_config(folder, flux_capacitor=1.21)
+    assert_close(logits(folder, ignore="flux_capacitor"), expected(pristine[1]))
+    edit_config(folder, flux_capacitor="absent")
+    assert_close(logits(folder, ignore=None), expected(pristine[1]))
+    for wrong in (5, [5], ("a", None)):
+        refused(folder, RequestError, f"ignore is {wrong!r}; it must name a key or a tensor", ignore=wrong)
+
+
+@pytest.mark.parametrize("key", ["architectures", "model_type"])
+def test_what_a_model_is_cannot_be_ignored(folder: Path, key: str) -> None:
+    edit_config(folder, architectures=["LlamaForSequenceClassification"])
+    refused(folder, RequestError, f"{key} says which model this is, so it cannot be ignored", ignore=(key,))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(
+    folder: Path, pristine: tuple[Path, transformers.PreTrainedModel]
+) -> None:
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        path.write_text("\ufeff" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert_close(logits(folder), expected(pristine[1]))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"suppress_tokens": [5]}', "suppress_tokens is [5], which cannot be honoured yet"),
+        ('{"do_sample": "false"}', "do_sample is 'false'; it must be true or false"),
+        ('{"eos_token_id": "5"}', "eos_token_id is '5'; it must be a token id or a list of them"),
+        ('{"temperature": NaN}', "temperature is nan; it must be a number of at least 0"),
+        ("[]", "must hold an object"),
+    ],
+)
+def test_generation_settings_that_would_be_lost_are_refused(folder: Path, text: str, said: str) -> None:
+    (folder / "generation_config.json").write_text(text)
+    refused(folder, ConfigError, "generation_config.json", said)
+
+
+def test_ignored_generation_settings_are_gone(folder: Path) -> None:
+    edit_config(folder, eos_token_id=7)
+    (folder / "generation_config.json").write_text('{"eos_token_id": "5", "num_beams": 4, "top_k": 9}')
+    loaded = loading.load(folder, ignore=("eos_token_id", "num_beams"))
+    assert loaded.generation == {"top_k": 9} and loaded.eos_ids == set()
+
+
+@pytest.mark.parametrize("value", ["5", [1.0], True, -1, {}])
+def test_an_end_that_is_no_token_is_refused(folder: Path, value: Any) -> None:
+    edit_config(folder, eos_token_id=value)
+    refused(folder, ConfigError, f"config.json: eos_token_id is {value!r}; it must be a token id")
 
 
 def test_packed_weights_are_refused(folder: Path) -> None:

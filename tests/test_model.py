@@ -96,7 +96,16 @@ def test_a_list_of_prompts_is_a_batch(model: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [[65, 66], (65, 66), np.array([65, 66]), torch.tensor([65, 66]), [np.int32(65), np.uint64(66)]]
+    "prompt",
+    [
+        [65, 66],
+        (65, 66),
+        range(65, 67),
+        np.array([65, 66]),
+        torch.tensor([65, 66]),
+        [np.int32(65), np.uint64(66)],
+        [torch.tensor(65), torch.tensor(66)],
+    ],
 )
 def test_token_ids_of_any_kind_are_a_prompt(model: Model, prompt: Any) -> None:
     done = model.generate(prompt, max_new_tokens=3)
@@ -107,12 +116,48 @@ def test_token_ids_of_any_kind_are_a_prompt(model: Model, prompt: Any) -> None:
 def test_no_prompts_and_no_tokens_are_refused(model: Model) -> None:
     with pytest.raises(RequestError, match="There is no prompt to continue"):
         model.generate([])
-    for prompt in ("", ["ABC", ""], [[]]):
+    with pytest.raises(RequestError, match="There is no prompt to continue"):
+        model.generate(torch.zeros(0))
+    for prompt in ("", ["ABC", ""], [[]], np.zeros((1, 0))):
         with pytest.raises(RequestError, match="The prompt is empty"):
             model.generate(prompt)
 
 
-@pytest.mark.parametrize("prompt", [[1.5], [None], [["a"]], np.array([[1, 2]]), torch.tensor([0.5])])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.tensor([[65], [66]]),
+        np.array([[65], [66]]),
+        [torch.tensor([65]), torch.tensor([66])],
+        [np.array([65]), (66,)],
+    ],
+)
+def test_rows_of_an_array_are_a_batch(model: Model, batch: Any) -> None:
+    assert [done.prompt for done in model.generate(batch, max_new_tokens=2)] == [(65,), (66,)]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [1.5],
+        [None],
+        [["a"]],
+        torch.tensor([0.5]),
+        torch.zeros(1, 2, 1, dtype=torch.long),
+        None,
+        5,
+        torch.tensor(5),
+        {65: 66},
+        b"AB",
+        [b"AB"],
+        [True, False],
+        torch.tensor([True]),
+        np.array([True]),
+        [np.True_],
+        torch.tensor([1j]),
+        [[65], 66],
+    ],
+)
 def test_what_is_no_prompt_is_refused(model: Model, prompt: Any) -> None:
     with pytest.raises(RequestError, match="A prompt must be text or token ids"):
         model.generate(prompt)
@@ -148,10 +193,27 @@ def test_what_the_model_has_no_use_for_is_refused(model: Model, name: str) -> No
         model(TOKENS, **{name: TOKENS})
 
 
-@pytest.mark.parametrize("tokens", [[[1, 2]], TOKENS.float(), TOKENS[0], TOKENS[:0], torch.tensor([[VOCAB]])])
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [[1, 2]],
+        TOKENS.float(),
+        TOKENS.bool(),
+        TOKENS.cfloat(),
+        TOKENS[0],
+        TOKENS[:0],
+        torch.tensor([[VOCAB]]),
+        None,
+    ],
+)
 def test_what_are_no_tokens_is_refused(model: Model, tokens: Any) -> None:
     with pytest.raises(RequestError):
         model(tokens)
+
+
+def test_what_is_no_layout_is_refused(model: Model) -> None:
+    with pytest.raises(RequestError, match="layout must be a Layout or None, not of type str"):
+        model(TOKENS, layout="x")  # type: ignore[arg-type]
 
 
 def test_tokens_of_any_integer_type_are_taken(model: Model) -> None:
@@ -168,9 +230,9 @@ def test_a_bare_model_gives_hidden_states_and_does_not_generate(tmp_path: Path) 
         bare.generate("ABC")
 
 
-@pytest.mark.parametrize("device", ["nonsense", "", "cuda:99"])
-def test_a_device_that_is_not_here_is_refused(folder: Path, device: str) -> None:
-    with pytest.raises(QkvError):
+@pytest.mark.parametrize("device", ["nonsense", "", "cuda:99", "meta", 3.5, None, []])
+def test_a_device_that_is_not_here_is_refused(folder: Path, device: Any) -> None:
+    with pytest.raises(QkvError, match="device"):
         qkv.load(folder, device=device)
 
 
@@ -217,6 +279,17 @@ def test_a_tap_within_another_sees_what_that_one_replaced(model: Model) -> None:
     assert len(outer.history["layers.0.output"]) == 2 and len(inner.history["layers.0.output"]) == 1
 
 
+def test_a_tensor_may_be_put_in_the_place_of_a_value(model: Model) -> None:
+    with model.tap({"final": torch.zeros(2, 4, 24)}):
+        assert (model(TOKENS) == 0).all()
+
+
+@pytest.mark.parametrize("names", [[3], 3, None, {"final": 5}])
+def test_what_is_no_tap_is_refused(model: Model, names: Any) -> None:
+    with pytest.raises(RequestError), model.tap(names):
+        pass
+
+
 def test_an_unknown_tap_lists_those_there_are(model: Model) -> None:
     with pytest.raises(RequestError) as problem, model.tap("layers.9.output"):
         pass
@@ -257,6 +330,41 @@ def test_a_tied_head_is_the_table() -> None:
     network.decoder.embedding.weight.data = torch.tensor([[1.0, 0], [0, 1], [1, 1], [2, -1]])
     hidden = Taps({"final": lambda x: torch.tensor([[[1.0, 2]]])}, ["final"])
     assert network(torch.tensor([[0]]), tap=hidden).tolist() == [[[1, 2, 3, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "ignore"),
+    [
+        ({"flux_capacitor": 1.21}, ("flux_capacitor",)),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}},
+         ("rope_parameters",)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, ("rope_theta",)),  # inside
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 2},
+         ("sliding_window",)),
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, ("sliding_window",)),
+    ],
+)  # fmt: skip
+def test_what_was_ignored_is_not_saved(tmp_path: Path, changes: dict[str, Any], ignore: Any) -> None:
+    """The folder is the model that was loaded, also where absent keys would have a value."""
+    save_llama(tmp_path / "first")
+    path = tmp_path / "first" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    (tmp_path / "first" / "generation_config.json").unlink()
+    model = qkv.load(tmp_path / "first", ignore=ignore)
+    model.save(tmp_path / "second")
+    again = qkv.load(tmp_path / "second")
+    assert again.spec == model.spec and torch.equal(again(TOKENS), model(TOKENS))
+    assert not (tmp_path / "second" / "generation_config.json").exists()
+
+
+def test_ignored_keys_of_generation_are_not_saved(tmp_path: Path) -> None:
+    save_llama(tmp_path / "first")
+    settings = {"num_beams": 4, "top_k": 3, "eos_token_id": END}
+    (tmp_path / "first" / "generation_config.json").write_text(json.dumps(settings))
+    qkv.load(tmp_path / "first", ignore="num_beams").save(tmp_path / "second")
+    saved = json.loads((tmp_path / "second" / "generation_config.json").read_text())
+    assert saved == {"top_k": 3, "eos_token_id": END}
+    assert qkv.load(tmp_path / "second").loaded.generation == saved
 
 
 def test_a_model_is_saved_in_the_type_it_has(tmp_path: Path) -> None:

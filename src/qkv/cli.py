@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +35,8 @@ ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="Folder, .gguf file, hub name (org/name), or smollm2.")
 ]
 MaxNew = Annotated[
-    int | None, typer.Option("--max-new-tokens", "-n", help="At most this many; default 256 or what fits.")
+    int | None,
+    typer.Option("--max-new-tokens", "-n", help="At most this many; default the model's own, or 256."),
 ]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int | None, typer.Option(help="Keep this many of the likeliest tokens.")]
@@ -318,18 +318,23 @@ def _report(model: Model, stream: Stream, load_seconds: float) -> dict[str, Any]
 
 
 def _show_speed(stream: Stream, load_seconds: float) -> None:
-    done = stream.completion
+    done, peak = stream.completion, _peak_memory()
+    memory = "" if peak is None else f" | {peak / 1e9:.2f} GB at most"
     notes.print(
         f"loaded in {load_seconds:.1f} s"
         f" | prompt {len(done.prompt):,} tokens at {done.prefill_speed:,.0f}/s"
         f" | text {len(done.tokens):,} tokens at {done.decode_speed:,.1f}/s"
-        f" | {_peak_memory() / 1e9:.2f} GB at most | ended by {done.finish_reason}",
+        f"{memory} | ended by {done.finish_reason}",
         style="dim",
     )
 
 
-def _peak_memory() -> int:
-    """Bytes resident at most so far."""
+def _peak_memory() -> int | None:
+    """Bytes resident at most so far; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -13,7 +13,8 @@ import torch
 
 from qkv.checkpoints import FORMATS, StoredTensor, read_gguf, read_safetensors
 from qkv.errors import CapacityError, CheckpointError, RequestError, SourceError, UnsupportedError
-from qkv.families import Description, describe, describe_gguf
+from qkv.families import Description, describe, describe_gguf, family_of, gguf
+from qkv.generation_config import NAME as GENERATION, check, ends
 from qkv.memory import free_memory
 from qkv.nn import Transformer, tie
 from qkv.sources import WEIGHT_FILES, find, read_json
@@ -28,7 +29,10 @@ FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a source holds. `generation` is its generation_config.json, {} where there is none."""
+    """What a source holds, without the keys that were ignored.
+
+    `config` is its config.json and `generation` its generation_config.json, {} where there is none.
+    """
 
     model: Transformer
     tokenizer: Tokenizer | None
@@ -50,31 +54,32 @@ def load(
     source: str | Path,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str = "cpu",
-    ignore: Iterable[str] = (),
+    ignore: str | Iterable[str] | None = (),
     progress: Progress | None = None,
 ) -> Loaded:
     """Reads a model and its weights.
 
     `source`: a folder in Hugging Face layout (or its config.json, or one weight file in it), a .gguf
     file, a hub name ("org/name"), or a packaged model ("smollm2"). `dtype` None follows the file
-    (quantised weights become float32). `ignore` names configuration keys or patterns of tensors to
-    do without.
+    (quantised weights become float32).
+
+    `ignore` names what to do without, one name or several: keys of the configuration or of the
+    generation configuration, at any level, or tensors, by name or pattern ("visual.*"). Each must
+    match something that can be left out, so that a slip of the pen is not taken for a change of the
+    model; `model_type` and `architectures` say which model it is and cannot be ignored.
 
     Raises a QkvError: of the source, its configuration, its weights or its tokenizer, or for more
     memory than is free. Nothing is half loaded.
     """
-    path, ignore, where = find(source), tuple(ignore), _device(device)
+    path, ignore, where = find(source), _entries(ignore), _device(device)
     in_folder = path.is_dir() or path.name.endswith(WEIGHT_FILES)
     files = _open_folder(path, ignore) if in_folder else _open_gguf(path, ignore)
     model = fill(files, _dtype(dtype, files.tensors), where, ignore, progress)
-    ends = frozenset(_ids(files.generation.get("eos_token_id")) + _ids(files.config.get("eos_token_id")))
-    if files.tokenizer is not None:
-        ends |= files.tokenizer.eos_ids
     return Loaded(
         model=model,
         tokenizer=files.tokenizer,
         context=files.description.context,
-        eos_ids=ends,
+        eos_ids=files.ends,
         source=path,
         description=files.description,
         config=files.config,
@@ -90,34 +95,76 @@ class _Files:
     description: Description
     tensors: Mapping[str, StoredTensor]
     tokenizer: Tokenizer | None
+    ends: frozenset[int]
+    ignored: frozenset[str]  # entries of `ignore` that named a key
     config: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _entries(ignore: str | Iterable[str] | None) -> tuple[str, ...]:
+    """What to ignore as a tuple, of names that can be."""
+    if isinstance(ignore, str):
+        ignore = (ignore,)
+    entries = tuple(ignore) if isinstance(ignore, Iterable) else () if ignore is None else (ignore,)
+    if not all(isinstance(entry, str) for entry in entries):
+        raise RequestError(f"ignore is {ignore!r}; it must name a key or a tensor, or be a list of names.")
+    for entry in entries:
+        if entry in ("model_type", "architectures"):
+            raise RequestError(
+                f"{entry} says which model this is, so it cannot be ignored: "
+                "correct config.json if it says the wrong thing."
+            )
+    return entries
+
+
+def _without(data: Any, ignore: Iterable[str], found: set[str]) -> Any:
+    """The data without the keys to ignore, at any level; those there were are added to `found`."""
+    if isinstance(data, list):
+        return [_without(value, ignore, found) for value in data]
+    if not isinstance(data, dict):
+        return data
+    found |= data.keys() & set(ignore)
+    return {key: _without(value, ignore, found) for key, value in data.items() if key not in ignore}
+
+
 def _open_gguf(path: Path, ignore: tuple[str, ...]) -> _Files:
-    file = read_gguf(path)
-    description = describe_gguf(file.metadata, file.tensors, path.name, ignore)
-    tokenizer = from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
-    return _Files(path.name, description, file.tensors, tokenizer)
+    """A GGUF file. Its keys can be ignored by their own names or by those of a config.json."""
+    file, ignored = read_gguf(path), set[str]()
+    prefix = f"{file.metadata.get('general.architecture')}."
+    ignored |= set(ignore) & {gguf.KEYS.get(key.removeprefix(prefix)) for key in file.metadata}
+    ignored |= set(ignore) & file.metadata.keys()
+    metadata = {key: value for key, value in file.metadata.items() if key not in ignore}
+    # the description reads this one, so it has to go before
+    left_out = set(gguf.IRRELEVANT) & set(ignore)
+    tensors = {name: tensor for name, tensor in file.tensors.items() if name not in left_out}
+    if "rope_freqs.weight" in tensors or any(".rope.scaling." in key for key in metadata):
+        ignored |= {"rope_scaling"} & set(ignore)
+    description = describe_gguf(metadata, tensors, path.name, ignore)
+    tokenizer = from_gguf(metadata) if "tokenizer.ggml.model" in metadata else None
+    stops = tokenizer.eos_ids if tokenizer else frozenset[int]()
+    return _Files(path.name, description, file.tensors, tokenizer, stops, frozenset(ignored))
 
 
 def _open_folder(path: Path, ignore: tuple[str, ...]) -> _Files:
     """A folder, or the weight file in it that is meant."""
     folder = path if path.is_dir() else path.parent
-    config = read_json(folder / "config.json")
-    if config is None:
+    found, ignored = read_json(folder / "config.json"), set[str]()
+    if found is None:
         raise SourceError(f"{folder} has no config.json; a model folder holds one beside its weights.")
+    kind = found.get("model_type")
+    defaults = family_of(kind, "config.json").defaults.get(str(kind), {}).keys() & set(ignore)
+    # null: were they absent, they would have the values of the class that wrote the file
+    config = _without(found, ignore, ignored) | dict.fromkeys(defaults)
+    generation = _without(read_json(folder / GENERATION) or {}, ignore, ignored)
+    check(generation)
     description, tensors = describe(config, "config.json", ignore), read_safetensors(path)
     if not any(name.startswith(description.prefix) for name in tensors):
         description = description.bare()
     tokenizer = from_folder(folder) if (folder / "tokenizer.json").is_file() else None
-    generation = read_json(folder / "generation_config.json") or {}
-    return _Files(path.name, description, tensors, tokenizer, config, generation)
-
-
-def _ids(value: Any) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
+    stops = ends(generation, GENERATION) | ends(config, "config.json")
+    stops |= tokenizer.eos_ids if tokenizer else frozenset()
+    ignored |= defaults
+    return _Files(path.name, description, tensors, tokenizer, stops, frozenset(ignored), config, generation)
 
 
 def _dtype(asked: torch.dtype | str | None, tensors: Mapping[str, StoredTensor]) -> torch.dtype:
@@ -136,7 +183,11 @@ def _dtype(asked: torch.dtype | str | None, tensors: Mapping[str, StoredTensor])
 def _device(asked: torch.device | str) -> torch.device:
     try:
         device = torch.device(asked)
+        if device.type == "meta":
+            raise RuntimeError("it holds no values")
         torch.empty(0, device=device)
+    except TypeError:
+        raise RequestError(f'device is {asked!r}; it must be a name such as "cpu" or "cuda:0".') from None
     except (RuntimeError, AssertionError) as problem:
         reason = str(problem).splitlines()[0].rstrip(".")
         raise RequestError(f"device {str(asked)!r} cannot be used here: {reason}.") from None
@@ -192,7 +243,7 @@ def _check_names(files: _Files, names: Mapping[str, str], ignore: tuple[str, ...
     patterns = (*files.description.irrelevant, *ignore)
     copies = _tied_copies(files, names)
     for name in sorted(unused):
-        if name in patterns or any(fnmatchcase(name, pattern) for pattern in patterns):
+        if _matches(name, patterns):
             continue
         if name not in copies:
             problem = "which its configuration has no place for"
@@ -203,6 +254,17 @@ def _check_names(files: _Files, names: Mapping[str, str], ignore: tuple[str, ...
         raise CheckpointError(
             f'{files.name} holds {name}, {problem}. Pass ignore=("{name}",) to load without it.'
         )
+    for entry in ignore:
+        if entry not in files.ignored and not any(_matches(name, [entry]) for name in unused):
+            raise RequestError(
+                f"ignore names {entry!r}, which is no configuration key of {files.name} and no tensor "
+                "that the model can do without."
+            )
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a tensor's name is one of these or fits one of them: names may hold [brackets]."""
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _tied_copies(files: _Files, names: Mapping[str, str]) -> dict[str, str]:

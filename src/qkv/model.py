@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import index
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,25 +18,26 @@ from qkv import engine, loading
 from qkv.checkpoints import StoredTensor, write_safetensors
 from qkv.engine import Asked, Completion, Request, Sampling
 from qkv.errors import RequestError, TokenizerError, UnsupportedError
+from qkv.generation_config import NAME as GENERATION
 from qkv.nn import Layout, NoTap, Tap, Taps, tap_names
 from qkv.spec import Language, Model as Spec
 from qkv.text import Tokenizer
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | np.ndarray | torch.Tensor
 
 
 def load(
     source: str | Path = "smollm2",
     dtype: torch.dtype | str | None = None,
     device: torch.device | str = "cpu",
-    ignore: Iterable[str] = (),
+    ignore: str | Iterable[str] | None = (),
     progress: loading.Progress | None = None,
 ) -> Model:
     """A model from a folder in Hugging Face layout, a .gguf file, a hub name, or a packaged name.
 
     `dtype` None follows the file; quantised weights become float32. `ignore` names configuration
-    keys or patterns of tensors to do without. Raises a `qkv.QkvError` whose sentence says what is
-    wrong and what would be right.
+    keys or patterns of tensors to do without; each must match something. Raises a `qkv.QkvError`
+    whose sentence says what is wrong and what would be right.
     """
     return Model(loading.load(source, dtype, device, ignore, progress))
 
@@ -77,8 +78,10 @@ class Model:
         for name, given in (("source", source), ("features", features), ("types", types)):
             if given is not None:
                 raise RequestError(f"This model has no use for {name}.")
-        if not isinstance(tokens, torch.Tensor) or tokens.is_floating_point():
+        if not isinstance(tokens, torch.Tensor) or tokens.dtype not in _WHOLE:
             raise RequestError("Tokens must be a tensor of whole numbers, (batch, length).")
+        if layout is not None and not isinstance(layout, Layout):
+            raise RequestError(f"layout must be a Layout or None, not of type {type(layout).__name__}.")
         return self.network(tokens.to(self.device, torch.long), layout=layout, tap=self._tap)
 
     def generate(
@@ -86,19 +89,19 @@ class Model:
         prompt: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         **sampling: Unpack[Asked],
     ) -> Completion | list[Completion]:
         """Continues a prompt (text or token ids), or each of a list of prompts as one batch.
 
-        Greedy unless the model's generation config or the arguments say otherwise (see
-        `qkv.engine.Sampling`). `max_new_tokens` None: 256, as far as the context allows. Stops
-        before any of the `stop` texts. Raises RequestError, or CapacityError for a cache that does
-        not fit, before anything runs.
+        Rows of an array (batch, length) are prompts of a batch. Greedy unless the model's generation
+        config or the arguments say otherwise (see `qkv.engine.Sampling`). `max_new_tokens` None: the
+        generation config's, else 256, as far as the context allows. Stops before any of the `stop`
+        texts. Raises RequestError, or CapacityError for a cache that does not fit, before anything
+        runs.
         """
-        single = isinstance(prompt, str) or (len(prompt) > 0 and not isinstance(prompt[0], str | Sequence))
-        prompts: list[Prompt] = [prompt] if single else list(prompt)  # type: ignore[list-item, arg-type]
+        prompts, single = _prompts(prompt)
         requests = [self.request(p, max_new_tokens, stop, ignore_eos, sampling) for p in prompts]
         if not requests:
             raise RequestError("There is no prompt to continue.")
@@ -112,7 +115,7 @@ class Model:
         prompt: Prompt,
         *,
         max_new_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         progress: Callable[[int, int], None] | None = None,
         **sampling: Unpack[Asked],
@@ -129,7 +132,7 @@ class Model:
         self,
         prompt: Prompt,
         max_new_tokens: int | None,
-        stop: str | Sequence[str],
+        stop: str | Sequence[str] | None,
         ignore_eos: bool,
         sampling: Mapping[str, Any],
     ) -> Request:
@@ -137,7 +140,7 @@ class Model:
         if not isinstance(self.spec.head, Language):
             raise UnsupportedError("This model has no language head, so it cannot generate.")
         ids = tuple(self.encode(prompt)) if isinstance(prompt, str) else _whole(prompt)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = () if stop is None else tuple(stop) if isinstance(stop, list | tuple) else (stop,)
         chosen = Sampling.from_defaults(self.loaded.generation, sampling)
         limit = engine.room(ids, self.loaded, max_new_tokens)
         return Request(ids, limit, chosen, stops, ignore_eos)
@@ -167,7 +170,7 @@ class Model:
         Blocks nest: the inner one sees what the outer one has replaced. Raises RequestError for a
         name the model does not have. Nothing stays after the block.
         """
-        taps = Taps([names] if isinstance(names, str) else names, tap_names(self.spec))
+        taps = Taps(names, tap_names(self.spec))
         outer, self._tap = self._tap, _Nested(self._tap, taps)
         try:
             yield taps
@@ -177,8 +180,9 @@ class Model:
     def save(self, folder: str | Path) -> None:
         """Writes a folder in Hugging Face layout: weights, configuration and tokenizer, as they were read.
 
-        Shared tensors are stored once, in the type the model has now. Raises RequestError where
-        the folder already holds weights.
+        What was ignored in loading is left out, so that the folder is this model. Shared tensors are
+        stored once, in the type the model has now. Raises RequestError where the folder already holds
+        weights.
         """
         if not self.loaded.config:
             raise UnsupportedError("Only models read from a Hugging Face folder can be saved so far.")
@@ -194,12 +198,13 @@ class Model:
                 shutil.copyfile(path, folder / path.name)
         config = {key: value for key, value in self.loaded.config.items() if key != "torch_dtype"}
         config["dtype"] = str(self.dtype).removeprefix("torch.")
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for name, data in (("config.json", config), (GENERATION, self.loaded.generation)):
+            if data:
+                (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
-# what makes a folder of weights a whole model
+# what makes a folder of weights a whole model, beside the configurations
 _BESIDE = (
-    "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -241,16 +246,42 @@ class _Nested:
     def at(self, *names: str | int) -> Tap:
         return _Nested(self.outer.at(*names), self.inner.at(*names))
 
-    def wants(self, name: str) -> bool:
-        return self.outer.wants(name) or self.inner.wants(name)
+
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def _whole(prompt: Sequence[int]) -> tuple[int, ...]:
-    """Token ids of any integer type, as Python's."""
-    try:
-        return tuple(index(token) for token in prompt)
-    except TypeError:
-        raise RequestError("A prompt must be text or token ids (whole numbers).") from None
+def _prompts(given: Any) -> tuple[list[Any], bool]:
+    """One prompt or several, as a list, and whether it was one."""
+    given = _plain(given)
+    if isinstance(given, str):
+        return [given], True
+    rows = _items(given)
+    if rows and not isinstance(_plain(rows[0]), str | Sequence):
+        return [given], True
+    return rows, False
+
+
+def _whole(prompt: Any) -> tuple[int, ...]:
+    """Token ids of any integer type, as Python's; true and false are none."""
+    tokens = [_plain(token) for token in _items(_plain(prompt))]
+    if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in tokens):
+        raise RequestError(_NO_PROMPT)
+    return tuple(map(int, tokens))
+
+
+def _plain(value: Any) -> Any:
+    """Arrays of numpy and torch as Python's lists and numbers."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic | torch.Tensor) else value
+
+
+def _items(prompt: Any) -> list[Any]:
+    # the bytes of a text are no token ids
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
+        raise RequestError(_NO_PROMPT)
+    return list(prompt)
+
+
+_NO_PROMPT = "A prompt must be text or token ids (whole numbers)."
 
 
 def _stored(name: str, tensor: torch.Tensor) -> StoredTensor:

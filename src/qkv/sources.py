@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ UNWANTED = ["consolidated*", "original/*", "onnx/*", "metal/*"]
 
 def find(source: str | Path) -> Path:
     """The file or folder a source names. Raises SourceError saying what would be right."""
+    if not isinstance(source, str | PathLike) or source == "":
+        raise SourceError(f"A source is the name or the path of a model, not {source!r}.")
     name, path = str(source), _here(source)
     if path is not None:
         folder = path.parent if path.name == "config.json" else path
@@ -113,9 +116,20 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except (ValueError, RecursionError) as problem:
         raise ConfigError(f"{path.name} is not valid JSON: {problem}.") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path.name} must hold an object.")
+    _check_depth(data, path.name)
     return data
+
+
+def _check_depth(data: Any, where: str, most: int = 64) -> None:
+    """What reads a file may then go down into it without running out of stack."""
+    level = [data]
+    for _ in range(most):
+        insides = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [value for inside in insides for value in inside if isinstance(value, dict | list)]
+    if level:
+        raise ConfigError(f"{where} has values nested more than {most} deep, which no configuration needs.")

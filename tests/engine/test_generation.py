@@ -142,8 +142,7 @@ def watch_caches(monkeypatch: pytest.MonkeyPatch) -> list[ContiguousCache]:
     class Watched(ContiguousCache):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            if self.positions.device.type != "meta":
-                made.append(self)
+            made.append(self)
 
     monkeypatch.setattr(generation, "ContiguousCache", Watched)
     return made
@@ -177,6 +176,7 @@ ABC_DEF_GHI = [word("ABC"), word("DEF"), word("GHI")]
         ("GHIJ", "ABCDEFGHI", "length"),
         ("x", "ABCDEFGHI", "length"),
         ((), "ABCDEFGHI", "length"),
+        (None, "ABCDEFGHI", "length"),
     ],
 )
 def test_stop_texts_are_found_across_tokens(stop: Any, text: str, reason: str) -> None:
@@ -319,6 +319,7 @@ REFUSED: list[tuple[list[int], dict[str, Any], str]] = [
     ),
     ([3], {"stop": ""}, "stop must be a list of strings, none of them empty."),
     ([3], {"stop": ["a", ""]}, "stop must be a list of strings, none of them empty."),
+    ([3], {"stop": 5}, "stop must be a list of strings, none of them empty."),
     ([3], {"stop": [5]}, "stop must be a list of strings, none of them empty."),
     ([3], {"temperature": -1}, "temperature is -1; it must be a number of at least 0."),
     ([1.5], {}, "A prompt must be text or token ids (whole numbers)."),
@@ -347,6 +348,36 @@ def test_the_default_length_is_what_the_context_allows() -> None:
     assert len(tiny().generate([3] * 5, ignore_eos=True).tokens) == 256
 
 
+@pytest.mark.parametrize(
+    ("files", "context", "expected"),
+    [
+        ({"max_new_tokens": 7}, None, 7),
+        ({"max_new_tokens": 7}, 8, 3),  # as far as the context allows
+        ({"max_new_tokens": 300}, None, 300),
+        ({"max_length": 9}, None, 4),  # the prompt counts
+        ({"max_length": 4096}, None, 256),
+        ({"max_length": 9, "max_new_tokens": 7}, None, 7),
+        ({"max_length": 9, "max_new_tokens": None}, 8, 3),
+    ],
+)
+def test_the_files_may_give_the_default_length(
+    files: dict[str, object], context: int | None, expected: int
+) -> None:
+    model = tiny(generation=files, context=context)
+    assert len(model.generate([3] * 5, ignore_eos=True).tokens) == expected
+    assert len(model.generate([3] * 5, max_new_tokens=2, ignore_eos=True).tokens) == 2
+
+
+def test_a_prompt_longer_than_the_files_allow_says_what_to_do() -> None:
+    model = tiny(generation={"max_length": 5})
+    with pytest.raises(RequestError) as problem:
+        model.generate([3] * 5)
+    assert str(problem.value) == (
+        "The prompt has 5 tokens and the model's max_length is 5: shorten it, or give max_new_tokens."
+    )
+    assert len(model.generate([3] * 5, max_new_tokens=3, ignore_eos=True).tokens) == 3
+
+
 def test_stop_texts_need_a_tokenizer() -> None:
     with pytest.raises(RequestError, match="Stop texts need a tokenizer, and this source has none"):
         tiny(tokenizer=False).generate([3], stop="a")
@@ -366,6 +397,15 @@ def test_a_cache_that_does_not_fit_is_refused_with_both_numbers(
     with pytest.raises(CapacityError, match=r"50,000,001 tokens in each of 2 rows needs 19,200 MB"):
         model.generate([[3, 4], [5]], max_new_tokens=50_000_000)
     assert len(model.generate([3], max_new_tokens=2, ignore_eos=True).tokens) == 2
+
+
+def test_the_memory_counted_is_the_memory_taken(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, free = watch_caches(monkeypatch), 2 * 9 * 192  # as above: 192 bytes a token, in two rows of nine
+    monkeypatch.setattr(generation, "free_memory", lambda device: free)
+    model.generate([[3, 4], [5]], max_new_tokens=8, ignore_eos=True)
+    assert made[0].bytes == free
+    with pytest.raises(CapacityError):
+        model.generate([[3, 4], [5]], max_new_tokens=9)
 
 
 def test_a_cache_that_no_machine_could_hold_is_refused(model: Model) -> None:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 import qkv
-from qkv.errors import SourceError
+from qkv.errors import QkvError, SourceError
 from qkv.inspection import diagram, page
 from qkv.inspection.diagram import masks
 from qkv.inspection.steps import stacks
@@ -84,6 +84,8 @@ def test_inspecting_imports_no_torch(shared_folder: Path) -> None:
 def test_a_missing_source_is_one_sentence() -> None:
     with pytest.raises(SourceError, match="is not here"):
         qkv.inspect("no-such-model")
+    with pytest.raises(QkvError):
+        qkv.inspect(5)  # type: ignore[arg-type]
 
 
 def test_comparing_shows_only_what_differs_and_what_follows(shared_folder: Path) -> None:

@@ -139,9 +139,6 @@ def test_a_row_that_sees_nothing_gives_zeros_and_finite_gradients(any_model: Tra
         def at(self, *names: Any) -> Reader:
             return self
 
-        def wants(self, name: str) -> bool:
-            return True
-
     out = any_model(tokens, layout=Layout.padded(present), tap=Reader())
     heads = seen["heads"]
     assert (heads[0, :5] == 0).all() and (heads[1] == 0).all() and (heads[0, 5:] != 0).any()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -108,6 +110,47 @@ def test_an_unknown_point_is_an_error_that_lists_those_there_are() -> None:
 def test_a_replacement_of_another_shape_is_refused(model: Transformer) -> None:
     with pytest.raises(RequestError, match=r"'final' has shape \(2, 16\); it must be \(2, 5, 16\)"):
         model(TOKENS, tap=Taps({"final": lambda x: x[:, 0]}, NAMES))
+
+
+def test_a_tensor_is_put_in_the_place_of_a_value(model: Transformer) -> None:
+    states = torch.randn(2, 5, 16)
+    whole = model(TOKENS, tap=Taps({"final": states}, NAMES))
+    assert torch.equal(whole, model(TOKENS, tap=Taps({"final": lambda x: states}, NAMES)))
+    assert torch.equal(whole, model(TOKENS, tap=Taps({"final": states.double()}, NAMES)))
+    with pytest.raises(RequestError, match=r"'final' has shape \(5, 16\); it must be \(2, 5, 16\)"):
+        model(TOKENS, tap=Taps({"final": states[0]}, NAMES))
+
+
+@pytest.mark.parametrize(("given", "kind"), [(None, "None"), (5, "a value of type int")])
+def test_a_replacement_that_gives_no_tensor_is_refused(model: Transformer, given: object, kind: str) -> None:
+    with pytest.raises(RequestError) as problem:
+        model(TOKENS, tap=Taps({"final": lambda x: given}, NAMES))  # type: ignore[dict-item, return-value]
+    assert str(problem.value) == f"The replacement for 'final' gives {kind}, not a tensor."
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ([3], "The name of a point to tap is a text, not a value of type int."),
+        ({3: None}, "The name of a point to tap is a text, not a value of type int."),
+        ([None], "The name of a point to tap is a text, not None."),
+        ([["final"]], "The name of a point to tap is a text, not a value of type list."),
+        (None, "Points are tapped by name, or by a list of names, not by None."),
+        (3, "Points are tapped by name, or by a list of names, not by a value of type int."),
+        (
+            {"final": 5},
+            "The replacement for 'final' is a value of type int; it must be a function or a tensor.",
+        ),
+    ],
+)
+def test_what_is_no_name_and_no_replacement_is_refused(names: Any, sentence: str) -> None:
+    with pytest.raises(RequestError) as problem:
+        Taps(names, NAMES)
+    assert str(problem.value) == sentence
+
+
+def test_one_name_needs_no_list() -> None:
+    assert list(Taps("final", NAMES).history) == ["final"]
 
 
 def test_what_was_not_asked_for_is_not_there(model: Transformer) -> None:

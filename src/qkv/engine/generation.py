@@ -134,16 +134,24 @@ def check(request: Request, loaded: Loaded) -> None:
 
 
 def room(prompt: Sequence[int], loaded: Loaded, wanted: int | None, default: int = 256) -> int:
-    """How many tokens to generate: what was asked, or the default as far as the context allows."""
+    """How many tokens to generate: what was asked, or what the model's files say, or the default.
+
+    The latter two as far as the context allows; the default also as far as a `max_length` of the
+    files, which counts the prompt, does.
+    """
     if wanted is not None:
         return wanted
-    if loaded.context is None:
-        return default
-    if len(prompt) >= loaded.context:
+    size, own, most = len(prompt), loaded.generation.get("max_new_tokens"), loaded.context
+    if most is not None and size >= most:
+        raise RequestError(f"The prompt has {size:,} tokens and the context holds {most:,}: shorten it.")
+    limits = [own or default] + ([] if most is None else [most - size])
+    whole = loaded.generation.get("max_length") if own is None else None
+    if whole is not None and size >= whole:
         raise RequestError(
-            f"The prompt has {len(prompt):,} tokens and the context holds {loaded.context:,}: shorten it."
+            f"The prompt has {size:,} tokens and the model's max_length is {whole:,}: "
+            "shorten it, or give max_new_tokens."
         )
-    return min(default, loaded.context - len(prompt))
+    return min(limits if whole is None else [*limits, whole - size])
 
 
 def stream(
@@ -169,8 +177,9 @@ def stream(
 def _check_memory(model: Transformer, batch: int, capacity: int) -> None:
     """Before anything is allocated: a process that takes too much is killed without a word."""
     parameter = next(model.parameters())
-    one = ContiguousCache(model.spec.trunk, 1, 1, parameter.dtype, "meta")
-    need, free = one.bytes * batch * capacity, free_memory(parameter.device)
+    # of one token: this cache keeps all of a window layer's too
+    one = model.spec.cache_bytes(1, bytes_per_value=parameter.dtype.itemsize)
+    need, free = one * batch * capacity, free_memory(parameter.device)
     if free is not None and need > free:
         rows = f" in each of {batch:,} rows" if batch > 1 else ""
         raise CapacityError(
@@ -192,7 +201,7 @@ def _serve(
     tokens, present = _padded([request.prompt for request in requests])
     longest, size = tokens.shape[1], max(CHUNK // len(rows), 1)
     for at in range(0, longest, size):
-        logits = step(tokens[:, at : at + size], present[:, at : at + size])
+        logits = step(tokens[:, at : at + size], present[:, at : at + size], present.sum(-1))
         if progress is not None:
             progress(min(at + size, longest), longest)
     prefill, decode = time.perf_counter() - started, 0.0
@@ -230,7 +239,10 @@ class _Step:
         self.cache = ContiguousCache(model.spec.trunk, batch, capacity, parameter.dtype, self.device)
 
     @torch.no_grad()
-    def __call__(self, tokens: torch.Tensor, present: torch.Tensor) -> np.ndarray:
-        layout, tokens = Layout.padded(present.to(self.device)), tokens.to(self.device)
+    def __call__(
+        self, tokens: torch.Tensor, present: torch.Tensor, total: torch.Tensor | None = None
+    ) -> np.ndarray:
+        total = None if total is None else total.to(self.device)
+        layout, tokens = Layout.padded(present.to(self.device), total), tokens.to(self.device)
         logits = self.model(tokens, layout=layout, cache=self.cache, tap=self.tap(), last_only=True)
         return logits[:, -1].float().cpu().numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, TypedDict
 
 import numpy as np
@@ -12,6 +12,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from qkv.errors import RequestError
+from qkv.generation_config import SAMPLING, Bounds
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, bounds in _BOUNDS.items():
             value = getattr(self, name)
-            if not (_within(value, *bounds) or (name == "seed" and value is None)):
-                raise RequestError(f"{name} is {value!r}; it must be {_wanted(*bounds)}.")
+            if not (bounds.hold(value) or (name == "seed" and value is None)):
+                raise RequestError(f"{name} is {value!r}; it must be {bounds}.")
 
     @staticmethod
     def from_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Sampling:
@@ -56,25 +57,7 @@ class Sampling:
         return Sampling(**{"temperature": 1.0, **chosen, **asked})
 
 
-_ANY = float("inf")
-_BOUNDS: dict[str, tuple[Any, float, float]] = {
-    "temperature": (Real, 0, _ANY),
-    "top_k": (Integral, 0, _ANY),
-    "top_p": (Real, 0, 1),
-    "min_p": (Real, 0, 1),
-    "repetition_penalty": (Real, 0.01, 100),  # farther out, logits overflow
-    "seed": (Integral, 0, _ANY),
-}
-
-
-def _within(value: Any, kind: Any, low: float, high: float) -> bool:
-    number = isinstance(value, kind) and not isinstance(value, bool)
-    return number and low <= value <= high and value != _ANY
-
-
-def _wanted(kind: Any, low: float, high: float) -> str:
-    what = "a whole number" if kind is Integral else "a number"
-    return f"{what} of at least {low}" if high == _ANY else f"{what} from {low} to {high}"
+_BOUNDS = {**SAMPLING, "seed": Bounds(Integral, 0)}
 
 
 class Asked(TypedDict, total=False):

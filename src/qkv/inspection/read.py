@@ -41,9 +41,9 @@ def inspect(source: str | Path) -> Inspection:
 
 def _config_or_files(source: str | Path) -> Path:
     """As `find`, but a configuration alone is enough, whatever it is called."""
-    path = Path(source).expanduser()
-    if path.suffix == ".json" and path.is_file():
-        return path
+    named = isinstance(source, str | Path) and str(source).endswith(".json")
+    if named and Path(source).expanduser().is_file():
+        return Path(source).expanduser()
     found = find(source)
     if found.name.endswith(WEIGHT_FILES):
         found = found.parent

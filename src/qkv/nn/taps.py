@@ -81,7 +81,7 @@ class Taps:
         for replace in self.replacements.get(name, ()):
             changed = replace if isinstance(replace, Tensor) else replace(value)
             if not isinstance(changed, Tensor):
-                raise RequestError(f"The replacement for {name!r} gave {_kind(changed)}; it must give a tensor.")
+                raise RequestError(f"The replacement for {name!r} gives {_kind(changed)}, not a tensor.")
             if changed.shape != value.shape:
                 got, must = tuple(changed.shape), tuple(value.shape)
                 raise RequestError(f"The replacement for {name!r} has shape {got}; it must be {must}.")
