@@ -10,8 +10,12 @@ TEST_READY := .venv/.test-ready
 
 .PHONY: run chat test test-slow lint format fuzz clean
 
+# the prompt goes through the environment, so that quotes and dollars in it stay what they are
+override PROMPT := $(value PROMPT)
+export PROMPT
+
 run: $(RUN_READY)
-	@$(BIN)/qkv generate $(ARGS) "$(PROMPT)"
+	@$(BIN)/qkv generate $(ARGS) -- "$$PROMPT"
 
 chat: $(RUN_READY)
 	@$(BIN)/qkv chat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +50,9 @@ DType = Annotated[
     str | None, typer.Option("--dtype", help="float32, bfloat16 or float16; default: the file's.")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", "-t", min=1, help="Processor threads; fewer where others work too.")
+]
 Ignore = Annotated[
     list[str] | None, typer.Option("--ignore", help="A configuration key or tensor to do without.")
 ]
@@ -81,13 +85,14 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at an end token.")] = False,
     dtype: DType = None,
     device: Device = "cpu",
+    threads: Threads = None,
     ignore: Ignore = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a text, streamed as it is made; speed and memory go to standard error."""
     # a last line break is echo's, not the text's
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-    loaded, seconds = _load(model, dtype, device, ignore)
+    loaded, seconds = _load(model, dtype, device, ignore, threads)
     with _progress("reading the prompt") as progress:
         stream = loaded.stream(
             text,
@@ -194,11 +199,12 @@ def chat(
     seed: Seed = None,
     dtype: DType = None,
     device: Device = "cpu",
+    threads: Threads = None,
     ignore: Ignore = None,
     as_json: AsJson = False,
 ) -> None:
     """Talk with a model, by its own template. Reads turns from the terminal or standard input."""
-    loaded, _ = _load(model, dtype, device, ignore)
+    loaded, _ = _load(model, dtype, device, ignore, threads)
     answer = partial(
         loaded.stream,
         max_new_tokens=max_new_tokens,
@@ -210,6 +216,8 @@ def chat(
         seed=seed,
     )
     answer(loaded.chat([*_opening(system), _user("?")]))  # what cannot be served is said at once
+    if sys.stdin.isatty():
+        notes.print(f"{model}. /reset starts again, /system TEXT sets an instruction, /quit ends.")
     messages = _opening(system)
     for turn in _turns():
         command, _, rest = turn.partition(" ")
@@ -277,9 +285,15 @@ def _show_answer(stream: Stream, silent: bool) -> None:
         typer.echo()
 
 
-def _load(source: str, dtype: str | None, device: str, ignore: list[str] | None) -> tuple[Model, float]:
+def _load(
+    source: str, dtype: str | None, device: str, ignore: list[str] | None, threads: int | None
+) -> tuple[Model, float]:
     """The model, and the seconds it took; a line of progress for those who wait."""
     started = time.perf_counter()
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
     with _progress("loading") as progress:
         model = qkv.load(source, dtype, device, ignore or (), progress)
     return model, time.perf_counter() - started
@@ -357,6 +371,8 @@ def _main(
 
 def main() -> None:
     """Runs the command; an error is one sentence and exit status 1, or 2 for a wrong request."""
+    # torch's threads spin while they wait: beside another busy process that makes both many times slower
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another
     try:

@@ -24,6 +24,7 @@ from qkv.text import Tokenizer, from_folder, from_gguf
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
 
 
+SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
@@ -170,7 +171,7 @@ def _open_folder(path: Path, ignore: tuple[str, ...]) -> _Files:
 def _dtype(asked: torch.dtype | str | None, tensors: Mapping[str, StoredTensor]) -> torch.dtype:
     """What was asked for, else the type most of the file is stored in."""
     if asked is not None:
-        found = getattr(torch, asked, None) if isinstance(asked, str) else asked
+        found = getattr(torch, SHORT.get(asked, asked), None) if isinstance(asked, str) else asked
         if not isinstance(found, torch.dtype) or found not in FLOATS.values():
             raise RequestError(f"dtype {asked!r} is not known (float32, bfloat16, float16, float64).")
         return found

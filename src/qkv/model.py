@@ -53,6 +53,10 @@ class Model:
         self.context = loaded.context
         self._tap: Tap = NoTap()
 
+    def __repr__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"<{self.loaded.source.name}: {self.spec.parameters():,} parameters, {kind}>"
+
     @property
     def dtype(self) -> torch.dtype:
         return next(self.network.parameters()).dtype

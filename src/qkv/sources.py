@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ def find(source: str | Path) -> Path:
     if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and not name.lower().endswith((".gguf", *WEIGHT_FILES)):
         return _from_hub(name)
     known = ", ".join(PACKAGED)
+    near = get_close_matches(name.lower(), PACKAGED, n=1)
+    if near:
+        raise SourceError(f"{name} is not here; did you mean {near[0]}?")
     raise SourceError(
         f"{name} is not here: a source is a folder, a .gguf file, a hub name (org/name), or one of {known}."
     )

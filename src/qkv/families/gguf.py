@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from qkv.errors import ConfigError
 from qkv.families.config import Config, Record, shown
 from qkv.families.family import layer_names
@@ -88,7 +90,7 @@ def configuration(
     prefix = f"{kind}."
     names = {f"{prefix}{theirs}": ours for theirs, ours in KEYS.items()}
     data = {
-        names.get(key, key if "." in key else f"{key} (outside {prefix})"): value
+        names.get(key, key if "." in key else f"{key} (outside {prefix})"): _plain(value)
         for key, value in metadata.items()
         if not key.startswith(OUTSIDE) and not _says_nothing(key.removeprefix(prefix), value)
     }
@@ -103,6 +105,11 @@ def configuration(
     _read_rotation(config, tensors, prefix)
     _read_tensors(config, tensors)
     return config
+
+
+def _plain(value: Any) -> Any:
+    """A float as it was meant: files hold 1e-5 as the float32 next to it."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _says_nothing(key: str, value: Any) -> bool:
