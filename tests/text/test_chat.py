@@ -246,3 +246,93 @@ def test_a_template_sees_copies(tiny):
     with pytest.raises(TokenizerError, match="The chat template failed"):
         tokenizer.render(messages)
     assert messages == user("hello")
+
+
+CUTTING = [
+    "{% for line in m.content.splitlines() %}{{ line }}{% endfor %}",
+    "{% for c in m.content if c != '~' %}{{ c }}{% endfor %}",
+    "{% for c in m.content %}{% if c != '~' %}{{ c }}{% endif %}{% endfor %}",
+    "{% for c in m.content | list | reject('equalto', '~') %}{{ c }}{% endfor %}",
+    "{{ '<|' }}{{ m.content.lstrip('~') }}",
+    "{{ '<|' }}{{ m.content | trim('~') }}",
+    "{{ '<|' + m.content.strip('~') }}",
+    "{{ m.content.replace('~', '') }}",
+    "{{ m.content | lower }}",
+    "{{ m.content[1:] }}",
+    "{{ m.content }}{{ '>' }}",
+    "{{ '\\x3c|' }}{{ m.content }}",
+    "{{ '\\x3c|' + m.content + '\\x7c>' }}",
+    "{% set ns = namespace(s='') %}{% for c in m.content %}{% set ns.s = ns.s + c %}{% endfor %}{{ ns.s }}",
+    "{{ '%s%s' % ('<', m.content) }}{{ '{}'.format(m.content) }}",
+    "{% set table = {'<': '<', '|': '|', '>': '>'} %}{% for c in m.content %}{{ table[c] or c }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("cutting", CUTTING)
+def test_no_cutting_of_text_makes_a_control_token_of_it(tiny, cutting):
+    """Case T1: whatever a template does to a message, its control tokens are the template's literals."""
+    tokenizer = from_gguf(tiny("{% for m in messages %}" + cutting + "{% endfor %}<|im_end|>"))
+    for text in [
+        "<|im_end|>",
+        "<|im\n_end|>",
+        "<|im~_end|>",
+        "~<|im_end|>~",
+        "im_end|>",
+        "<|im_end|",
+        "im_end",
+    ]:
+        assert controls(tokenizer, tokenizer.chat(user(text))) == ["<|im_end|>"]
+
+
+def test_translate_is_no_way_either(tiny):
+    tokenizer = from_gguf(tiny("{{ messages[0].content.translate({126: none}) }}<|im_end|>"))
+    with pytest.raises(TokenizerError, match=r"calls \.translate\(\)"):
+        tokenizer.chat(user("<|im~_end|>"))
+
+
+def test_a_control_text_in_escapes_is_the_templates_own(tiny):
+    tokenizer = from_gguf(
+        tiny(
+            "{{ messages[0].content }}{{ '\\x3cthink>' }}{{ '<|im' '_end|>' }}{{ '<|im' ~ '_end|>' }}"
+            "{{ ' '.join(['<|im_end|>'] | map('trim')) }}"
+        )
+    )
+    written = ["<think>", "<|im_end|>", "<|im_end|>", "<|im_end|>"]
+    assert controls(tokenizer, tokenizer.chat(user("<think><|im_end|>"))) == written
+
+
+@pytest.mark.parametrize("filter", ["", "(ensure_ascii=True)", "(indent=2)"])
+def test_nothing_of_the_keeping_apart_reaches_a_prompt(tiny, filter):
+    """Also not as an escape, which JSON and Python write for what they cannot print."""
+    said = "messages[0].content"
+    template = f"{{{{ messages[0] | tojson{filter} }}}}{{{{ [{said}] }}}}{{{{ '%s' % [{said}] }}}}<think>"
+    tokenizer = from_gguf(tiny(template))
+    text = tokenizer.render([{"role": "assistant", "content": "<think>é"}])
+    assert ("<think>\\u00e9" if "ascii" in filter else "<think>é") in text
+    assert text.endswith("['<think>é']['<think>é']<think>")
+    assert "\\ud8" not in text
+
+
+@pytest.mark.parametrize("view", ["keys()", "values()", "items()"])
+def test_a_view_of_an_object_prints_as_python_prints_it(tiny, view):
+    tokenizer = from_gguf(tiny("{{ {messages[0].content: messages[0].content}." + view + " }}<think>"))
+    text = tokenizer.render([{"role": "assistant", "content": "<think>"}])
+    assert text == f"{getattr({'<think>': '<think>'}, view[:-2])()}<think>"
+
+
+def test_an_error_names_a_control_text_as_it_is(tiny):
+    for source in ["raise_exception([eos_token])", "{}[eos_token].x", "raise_exception(eos_token)"]:
+        with pytest.raises(TokenizerError, match=r"<\|im_end\|>"):
+            from_gguf(tiny("{{ " + source + " }}")).render(user("x"))
+
+
+def test_a_control_text_put_together_unseen_is_an_error_and_not_text(tiny):
+    template = "{% for m in messages %}<|im_{% if m %}end{% endif %}|>{% endfor %}"
+    with pytest.raises(TokenizerError, match=r"puts <\|im_end\|> together from parts"):
+        from_gguf(tiny(template)).chat(user("x"))
+
+
+@pytest.mark.parametrize("where", ["content", "name"])
+def test_a_lone_surrogate_anywhere_is_refused_by_place(chatml, where):
+    with pytest.raises(TokenizerError, match=rf"messages\[0\]\.{where} holds a lone surrogate"):
+        chatml.chat([{"role": "user", "content": "x", where: "\ud800"}])

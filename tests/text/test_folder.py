@@ -225,7 +225,7 @@ def test_what_cannot_be_read_is_named(folder):
     with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read: .*`b`"):
         from_folder(folder)
     change(folder, "tokenizer.json", model={"type": "BPE"})
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json is malformed: KeyError\('vocab'\)"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: model\.vocab is missing"):
         from_folder(folder)
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is no JSON"):
@@ -233,3 +233,119 @@ def test_what_cannot_be_read_is_named(folder):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is not in "):
         from_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"model": 5}, "model must be an object, not 5"),
+        ({"model": {"type": "BPE", "vocab": 5, "merges": []}}, r"model\.vocab must be an object, not 5"),
+        ({"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}, 'token "a" has the id -1; a vocab'),
+        (
+            {"model": {"type": "BPE", "vocab": {"a": 4_000_000_000}, "merges": []}},
+            'token "a" has the id 4000000000;',
+        ),
+        (
+            {"model": {"type": "BPE", "vocab": {"a": "0"}, "merges": []}},
+            'id of token "a" must be a whole number',
+        ),
+        (
+            {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [5]}},
+            r"entry of model\.merges must be a list",
+        ),
+        ({"added_tokens": [{"id": 300_000_000, "content": "x"}]}, 'token "x" has the id 300000000;'),
+        ({"added_tokens": [{"id": 1}]}, r"added_tokens\[0\]\.content is missing"),
+        ({"added_tokens": [5]}, r"added_tokens\[0\] must be an object, not 5"),
+        ({"added_tokens": {"a": 1}}, "added_tokens must be a list, not an object"),
+        ({"decoder": 5}, "decoder must be an object, not 5"),
+        ({"post_processor": 5}, "post_processor must be an object, not 5"),
+        (
+            {"post_processor": {"type": "BertProcessing", "cls": ["a", 9999], "sep": ["b", 1]}},
+            "names the id 9999",
+        ),
+    ],
+)
+def test_a_file_of_another_shape_is_refused_in_one_sentence(folder, entries, message):
+    """Before anything of its size is made."""
+    change(folder, "tokenizer.json", **entries)
+    with pytest.raises(TokenizerError, match=rf"^tokenizer\.json: .*{message}"):
+        from_folder(folder)
+
+
+def test_an_id_of_tokenizer_config_is_bounded_too(folder):
+    change(folder, "tokenizer_config.json", added_tokens_decoder={"300000000": {"content": "x"}})
+    with pytest.raises(TokenizerError, match='token "x" has the id 300000000;'):
+        from_folder(folder)
+    change(folder, "tokenizer_config.json", added_tokens_decoder={"x": {"content": "x"}})
+    with pytest.raises(TokenizerError, match="added_tokens_decoder must have ids for keys, not 'x'"):
+        from_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [decoders.Fuse()],
+        [decoders.ByteFallback(), decoders.Fuse()],
+        [decoders.Replace("▁", " "), decoders.Fuse()],
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)],
+    ],
+)
+def test_only_the_steps_of_a_decoder_that_are_there_act(tmp_path, steps):
+    save(tmp_path, "llama")
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    theirs.decoder = decoders.Sequence(steps)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    ours = from_folder(tmp_path)
+    ids = theirs.encode("hello world é", add_special_tokens=False).ids
+    assert ours.decode(ids) == theirs.decode(ids)
+
+
+def test_byte_tokens_that_are_flagged_special_still_write_bytes(tmp_path):
+    save(tmp_path, "llama")
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    theirs.add_special_tokens([f"<0x{byte:02X}>" for byte in range(256)])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    ours = from_folder(tmp_path)
+    for text in ["H", "é🦙 Hello"]:
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, bos=False) == ours.encode(text, bos=False, specials=False) == ids
+        assert ours.decode(ids) == text
+    assert ours.decode(ours.encode("<0x48>", bos=False, specials=False)) == "<0x48>"
+
+
+LIKE = {
+    "llama-3": "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|user|>' + message['role'] + '<|assistant|>\n\n'"
+    "+ message['content'] | trim + '</s>' %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|user|>assistant<|assistant|>\n\n' }}{% endif %}",
+    "qwen-3": "{{- bos_token }}{%- for message in messages %}{%- set content = message.content %}"
+    "{%- if message.role == 'assistant' %}{%- set reasoning = '' %}{%- if '</think>' in content %}"
+    "{%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
+    "{{- '<|user|>' + message.role + '\n<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' + content }}"
+    "{%- else %}{{- '<|user|>' + message.role + '\n' + content + '</s>\n' }}{%- endif %}{%- endfor %}",
+    "gemma": "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'assistant') %}"
+    "{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}"
+    "{{ '<|user|>' + role + '\n' + message['content'] | trim + '</s>\n' }}{% endfor %}",
+    "mistral": "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('alternate') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '<|user|> ' + message['content'] + ' <|assistant|>' }}"
+    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}",
+    "phi-4": "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}</s>{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_templates_written_like_those_of_known_models_give_the_ids_of_transformers(folder, name):
+    data = json.loads((folder / "tokenizer.json").read_text())
+    added = data["added_tokens"]
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    first = len(data["model"]["vocab"])
+    added += [{"id": first + i, "content": text, **plain} for i, text in enumerate(["<think>", "</think>"])]
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    (folder / "chat_template.jinja").write_text(LIKE[name])
+    ours, theirs = from_folder(folder), transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    chat = [*CHAT[:1], {"role": "assistant", "content": "<think>\nwhy\n</think>\n\n the cat"}, *CHAT[2:]]
+    assert ours.chat(chat) == theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)

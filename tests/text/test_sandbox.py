@@ -62,7 +62,6 @@ def test_work_without_end_is_stopped(source):
         "{{ 'a' * 10000000000 }}",
         "{{ 10000000000 * 'a' }}",
         "{{ [0] * 10000000000 }}",
-        "{{ 10 ** 10000000000 }}",
         "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x='a') %}{% for i in range(60) %}"
@@ -125,3 +124,88 @@ def test_ordinary_formats_work():
 def test_whatever_else_a_template_does_wrong_is_one_sentence(source):
     with pytest.raises(TokenizerError, match="The chat template"):
         render(source, xs=[], messages=[{"role": "user"}])
+
+
+NESTED = (
+    "{% set ns = namespace(x=[0], y=(0,)) %}"
+    "{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = (ns.y, ns.y) %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 10 ** 10000000000 }}",
+        "{% set a = 7 ** 5000000 %}{% set b = 3 ** 5000000 %}{{ 1 if a // b else 0 }}",
+        "{{ 1 | round(20000000, 'ceil') }}",
+        "{{ '1' | round(20, 'ceil') }}",
+        "{{ 0x" + "f" * 20 + " }}",
+        "{{ ('f' * 20) | int(0, 16) }}",
+        "{% set ns = namespace(n=3) %}{% for i in range(90) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    ],
+)
+def test_numbers_without_end_are_refused(source):
+    """Also where the compiler would work them out by itself."""
+    with pytest.raises(TokenizerError, match=r"more than 64 bits|rounds what is no number"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set x = [[0] * 1000000] * 300 %}{{ x | sum(start=[]) | length }}",
+        "{{ (('a' * 16000000) | list | map('string') | list) | length }}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(1000) %}"
+        "{% set ns.x = ns.x + ['a' * 10000000 ~ i] %}{% endfor %}",
+        "{{ ('a ' * 8000000).split() | length }}",
+        "{{ ('{0}' * 100000).format('a' * 1000000) }}",
+        "{{ ('%(a)s' * 100000) % {'a': 'a' * 1000000} }}",
+        "{% for c in 'a' * 16000000 %}{% endfor %}",
+        "{{ [[1, 2] * 500000] | tojson(indent=900) }}",
+        NESTED + "{{ ns.x }}",
+        NESTED + "{{ ns.x | tojson }}",
+        NESTED + "{{ '%s' % ns.x }}",
+        NESTED + "{{ ns.x == [ns.x] }}",
+        NESTED + "{{ {ns.y: 1} }}",
+        NESTED + "{{ {}[ns.y] }}",
+        NESTED + "{{ [1] | map(ns.y) | list }}",
+        NESTED + "{{ raise_exception(ns.x) }}",
+        NESTED + "{{ {'x': ns.x}.items() }}",
+    ],
+)
+def test_all_that_one_rendering_makes_is_bounded(source):
+    """Inside one expression too, where no loop could look at the time."""
+    with pytest.raises(TokenizerError, match=r"makes more than 268,435,456 bytes|takes too long"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ 'a' | urlencode }}", "No filter named 'urlencode'"),
+        ("{{ 'a' is escaped }}", "No test named 'escaped'"),
+        ("{{ 'a'.translate({97: 98}) }}", r"calls \.translate\(\), which none may here"),
+        ("{{ dict.fromkeys([1]) }}", "calls what is no function for templates"),
+        ("{% include 'x' %}", "uses include, which none may here"),
+        ("{% autoescape true %}{{ 1 }}{% endautoescape %}", "uses scopedevalcontextmodifier"),
+        ("{{ '%1000000000d' is odd }}", "tests whether what is no number is odd"),
+        ("{{ '%c' % 55296 }}", "formats with %c"),
+        ("{{ '{:c}'.format(55296) }}", "formats with a conversion"),
+        ("{{ '\\ud800' }}", "lone surrogate"),
+        ("{{ namespace(a=1) }}", "prints a _Namespace, which is no text"),
+        ("x" * 70_000, "has 70,000 characters; 65,536 are the most"),
+    ],
+)
+def test_what_is_not_listed_is_refused(source, message):
+    with pytest.raises(TokenizerError, match=message):
+        render(source)
+
+
+def test_brackets_without_end_cost_nothing():
+    assert render("[:" * 30_000) == "[:" * 30_000
+
+
+def test_a_long_conversation_is_no_reason_to_stop():
+    source = "{% for m in xs %}{{ '<' + m.role + '>' + m.content | trim + '</>' }}{% endfor %}"
+    xs = [{"role": "user", "content": " wörld" * 1000}] * 500
+    assert len(render(source, xs=xs)) == 500 * (5999 + 9)

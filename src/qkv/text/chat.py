@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qkv.errors import TokenizerError
+from qkv.text.rewriting import ROLES, Role
 from qkv.text.sandbox import Template
-from qkv.text.scaffold import Scaffold, Shield
+from qkv.text.scaffold import Scaffold, Seals, holds_surrogates
 from qkv.text.vocabulary import Vocabulary
 
 # What a caller may pass to a template beside the messages.
@@ -27,14 +27,13 @@ ARGUMENTS = frozenset(
     }
 )
 
-# Roles that templates turn into control text ('<|' + role + '|>'). Any other is a string like the rest.
-ROLES = frozenset({"system", "developer", "user", "assistant", "model", "tool", "function", "ipython"})
-
 # Where a model's own marks, such as </think>, may stand in what it said before.
 _SPOKEN = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
 
+# A conversation that every template takes.
+PROBE = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
+
 _MAX_DEPTH = 64
-_READS_PARTS = re.compile(r"""['"]text['"]|\.text\b""")
 
 
 class Chat:
@@ -47,63 +46,87 @@ class Chat:
                 "chat_template.jinja in a folder): give it a plain prompt instead."
             )
         self._sources = vocabulary.templates
-        self._compiled: dict[str, tuple[Template, Shield]] = {}
-        self._controls = {
-            token.text: token.id for token in vocabulary.added if token.id in vocabulary.controls
-        }
-        self._own = {token.text for token in vocabulary.added if not token.special} & set(self._controls)
+        self._templates: dict[str, Template] = {}
+        controls = {token.text: token.id for token in vocabulary.added if token.id in vocabulary.controls}
+        self._seals = Seals(
+            controls, {token.text for token in vocabulary.added if not token.special} & set(controls)
+        )
         # Templates write these themselves: {{ bos_token }}.
-        self._named = {f"{name}_token": vocabulary.tokens[id] for name, id in vocabulary.named.items()}
+        self._named = {
+            f"{name}_token": self._seals.sealed(vocabulary.tokens[id] or "")
+            for name, id in vocabulary.named.items()
+        }
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, arguments: Mapping[str, Any]
     ) -> Scaffold:
-        """Run the template on messages whose every string is kept from being control text."""
+        """Run the template on messages whose every string is ordinary text."""
         if unknown := sorted(set(arguments) - ARGUMENTS):
             raise TokenizerError(
                 f"{unknown[0]} is no argument of a chat template here ({', '.join(sorted(ARGUMENTS))})."
             )
         name = "tool_use" if arguments.get("tools") and "tool_use" in self._sources else "default"
-        source = self._sources[name]
-        template, shield = self._template(name)
         plain = _plain_messages(messages)
         arguments = {key: _plain(value, key) for key, value in arguments.items()}
-        if not _READS_PARTS.search(source):
+        template = self._template(name)
+        if "text" not in template.words:  # it takes contents to be strings
             plain = [_joined(message, index) for index, message in enumerate(plain)]
-        sentinel = shield.sentinel(_strings([plain, arguments]))
+        return self._run(template, plain, add_generation_prompt, arguments)
 
-        def broken(value: Any, assistant: bool = False) -> Any:
-            if isinstance(value, str):
-                return shield.broken(value, sentinel, assistant)
-            if isinstance(value, list):
-                return [broken(item, assistant) for item in value]
-            if isinstance(value, dict):
-                return {broken(key): broken(item, assistant) for key, item in value.items()}
-            return value
-
-        def kept_apart(message: dict[str, Any]) -> dict[str, Any]:
-            role, apart = message["role"], {}
-            for key, value in message.items():
-                known = key == "role" and role in ROLES
-                apart[broken(key)] = value if known else broken(value, role == "assistant" and key in _SPOKEN)
-            return apart
-
+    def _run(
+        self,
+        template: Template,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        arguments: Mapping[str, Any],
+    ) -> Scaffold:
         rendered = template(
             {"tools": None, "documents": None}
             | self._named
-            | {key: broken(value) for key, value in arguments.items()}
+            | dict(arguments)
             | {
-                "messages": [kept_apart(message) for message in plain],
+                "messages": [self._marked(message) for message in messages],
                 "add_generation_prompt": add_generation_prompt,
             }
         )
-        return shield.split(rendered, sentinel)
+        return self._seals.split(rendered)
 
-    def _template(self, name: str) -> tuple[Template, Shield]:
-        if name not in self._compiled:
-            source = self._sources[name]
-            self._compiled[name] = Template(source), Shield(self._controls, self._own, source)
-        return self._compiled[name]
+    def _marked(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The message with its role as one of the known, and with the model's own marks in what it said."""
+
+        def spoken(value: Any) -> Any:
+            if isinstance(value, str):
+                return self._seals.spoken(value)
+            if isinstance(value, list):
+                return [spoken(item) for item in value]
+            if isinstance(value, dict):
+                return {key: spoken(item) for key, item in value.items()}
+            return value
+
+        role = message["role"]
+        marked = dict(message) | ({"role": Role(role)} if role in ROLES else {})
+        if role == "assistant":
+            marked |= {key: spoken(message[key]) for key in _SPOKEN & set(message)}
+        return marked
+
+    def _template(self, name: str) -> Template:
+        if name not in self._templates:
+            template = Template(self._sources[name], seals=self._seals)
+            self._check_followed(template)
+            self._templates[name] = template
+        return self._templates[name]
+
+    def _check_followed(self, template: Template) -> None:
+        """A control text put together in a way that is not followed would be ordinary text, unnoticed."""
+        try:
+            scaffold = self._run(template, PROBE, True, {})
+        except TokenizerError:
+            return  # it refuses these messages
+        if text := self._seals.unsealed(scaffold):
+            raise TokenizerError(
+                f"The chat template puts {text} together from parts that are not written side by side; "
+                "write it as one text."
+            )
 
 
 def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -126,14 +149,15 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
     """A copy made of nothing but JSON's own types, which is all that a template gets to see."""
     if depth > _MAX_DEPTH:
         raise TokenizerError(f"{where.split('[')[0]} is nested deeper than {_MAX_DEPTH} levels.")
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # an enumeration's member is its text
+        return _unicode(str.__str__(value), where)  # an enumeration's member is its text
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise TokenizerError(f"{where} has a key that is no string: {key!r}.")
+            _unicode(key, f"A key of {where}")
         return {str.__str__(key): _plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
@@ -155,13 +179,7 @@ def _joined(message: dict[str, Any], index: int) -> dict[str, Any]:
     return message | {"content": "\n".join(texts)}
 
 
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _strings(item)
+def _unicode(text: str, where: str) -> str:
+    if holds_surrogates(text):
+        raise TokenizerError(f"{where} holds a lone surrogate, which is no Unicode.")
+    return text

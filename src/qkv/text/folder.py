@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from qkv.errors import TokenizerError
-from qkv.text.pieces import Pieces, byte_level, sentencepiece, word, wordpiece
+from qkv.text.pieces import Pieces, byte_level, is_byte, sentencepiece, word, wordpiece
+from qkv.text.shapes import a_list, a_string, an_integer, an_object, check_ids, check_known, entry
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.vocabulary import AddedToken, Vocabulary, control_ids, hidden_name
 
+_MERGE = "tokenizer.json: an entry of model.merges"
+_STEP = "tokenizer.json: a step of decoder"
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -33,17 +37,19 @@ def from_folder(folder: Path) -> Tokenizer:
     try:
         return Tokenizer(_vocabulary(data, config, templates))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-        raise TokenizerError(f"{folder / 'tokenizer.json'} is malformed: {error!r}.") from error
+        raise TokenizerError(
+            f"{folder / 'tokenizer.json'} is malformed: a part of it or of tokenizer_config.json "
+            "is not of the type that the format gives it."
+        ) from error
 
 
 def _vocabulary(data: dict[str, Any], config: Mapping[str, Any], templates: Mapping[str, str]) -> Vocabulary:
-    model = data["model"]
+    model = an_object(entry(data, "model", "tokenizer.json"), "tokenizer.json: model")
     ids = _model_ids(model)
-    added = {token["id"]: _added(token["id"], token) for token in data.get("added_tokens") or ()}
-    for id, token in (config.get("added_tokens_decoder") or {}).items():
-        known = added.get(int(id))
-        if known is None or (token.get("special") and not known.special):
-            added[int(id)] = _added(int(id), token)
+    added = _listed(data, config)
+    entries = len(ids) + len(added)
+    check_ids(ids, entries)
+    check_ids({token.text: token.id for token in added.values()}, entries)
     known_ids = ids | {token.text: token.id for token in added.values()}
     named = {}
     for text, name in _special_texts(config):
@@ -54,12 +60,22 @@ def _vocabulary(data: dict[str, Any], config: Mapping[str, Any], templates: Mapp
             named[name] = id
         if id not in added or not added[id].special:
             added[id] = _added(id, {"content": text, "special": True})
+    if model.get("byte_fallback"):
+        # They stand for bytes of ordinary text, whatever a trainer flagged them as.
+        added |= {id: replace(token, special=False) for id, token in added.items() if is_byte(token.text)}
     listed = [added[id] for id in sorted(added)]
-    controls = control_ids(listed, templates.values())
+    controls = control_ids(
+        [token for token in listed if not (model.get("byte_fallback") and is_byte(token.text))],
+        templates.values(),
+    )
     tokens: list[str | None] = [None] * (max(known_ids.values(), default=-1) + 1)
     for text, id in known_ids.items():
         tokens[id] = text
     before, after = _edges(data.get("post_processor"))
+    check_known((*before, *after), tokens, "tokenizer.json: post_processor")
+    unknown = model["unk_id"] if "unk_id" in model else ids.get(model.get("unk_token") or "")
+    if unknown is not None:
+        check_known((unknown,), tokens, "tokenizer.json: model.unk_id")
     return Vocabulary(
         pipeline=_pipeline(data, tokens, controls),
         tokens=tokens,
@@ -67,12 +83,30 @@ def _vocabulary(data: dict[str, Any], config: Mapping[str, Any], templates: Mapp
         added=listed,
         controls=controls,
         named=named,
-        unknown=model["unk_id"] if "unk_id" in model else ids.get(model.get("unk_token")),
+        unknown=unknown,
         ends=frozenset({named["eos"]} if "eos" in named else ()),
         before=_asked(config.get("add_bos_token"), before, named.get("bos")),
         after=_asked(config.get("add_eos_token"), after, named.get("eos")),
         templates=templates,
     )
+
+
+def _listed(data: Mapping[str, Any], config: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """The added tokens of tokenizer.json and tokenizer_config.json by id."""
+    added = {}
+    for index, token in enumerate(a_list(data.get("added_tokens") or [], "tokenizer.json: added_tokens")):
+        where = f"tokenizer.json: added_tokens[{index}]"
+        id = an_integer(entry(an_object(token, where), "id", where), f"{where}.id")
+        added[id] = _added(id, token, where)
+    where = "tokenizer_config.json: added_tokens_decoder"
+    for name, token in an_object(config.get("added_tokens_decoder") or {}, where).items():
+        if not (name.isascii() and name.isdigit() and len(name) < 20):
+            raise TokenizerError(f"{where} must have ids for keys, not {name[:60]!r}.")
+        known, id = added.get(int(name)), int(name)
+        token = _added(id, an_object(token, f"{where}.{name}"), f"{where}.{name}")
+        if known is None or (token.special and not known.special):
+            added[id] = token
+    return added
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -99,10 +133,10 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return entry | {name: path.read_text("utf-8") for name, path in files.items() if path.is_file()}
 
 
-def _added(id: int, token: Mapping[str, Any]) -> AddedToken:
+def _added(id: int, token: Mapping[str, Any], where: str = "tokenizer_config.json") -> AddedToken:
     return AddedToken(
         id=id,
-        text=token["content"],
+        text=a_string(entry(token, "content", where), f"{where}.content"),
         special=bool(token.get("special", False)),
         lstrip=bool(token.get("lstrip", False)),
         rstrip=bool(token.get("rstrip", False)),
@@ -122,8 +156,13 @@ def _special_texts(config: Mapping[str, Any]) -> list[tuple[str, str | None]]:
 
 
 def _model_ids(model: Mapping[str, Any]) -> dict[str, int]:
-    vocab = model["vocab"]
-    return {entry[0]: id for id, entry in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
+    where = "tokenizer.json: model.vocab"
+    vocab = entry(model, "vocab", "tokenizer.json: model")
+    if not isinstance(vocab, list):
+        return {a_string(text, where): id for text, id in an_object(vocab, where).items()}
+    if bad := next((item for item in vocab if not (isinstance(item, list) and len(item) == 2)), None):
+        raise TokenizerError(f"{where} must hold pairs of a token and its score, not {bad!r}."[:200])
+    return {a_string(item[0], where): id for id, item in enumerate(vocab)}
 
 
 def _pipeline(
@@ -143,7 +182,10 @@ def _pipeline(
     if "unk_token" in model:
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
     if "merges" in model:
-        pairs = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]]
+        merges = a_list(model["merges"] or [], "tokenizer.json: model.merges")
+        pairs = [tuple(m.split(" ") if isinstance(m, str) else a_list(m, _MERGE)) for m in merges]
+        if any(len(pair) != 2 or not all(isinstance(p, str) for p in pair) for pair in pairs):
+            raise TokenizerError(f"{_MERGE} must be two tokens.")
         model["merges"] = [p for p in pairs if names.keys().isdisjoint((p[0], p[1], p[0] + p[1]))]
     plain = dict(data) | {
         "model": model,
@@ -161,8 +203,11 @@ def _pipeline(
 
 def _edges(processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that a post-processor puts before and after a text."""
-    kind = None if processor is None else processor["type"]
-    if processor is None or kind == "ByteLevel":
+    if processor is None:
+        return (), ()
+    where = "tokenizer.json: post_processor"
+    kind = entry(an_object(processor, where), "type", where)
+    if kind == "ByteLevel":
         return (), ()
     if kind in ("BertProcessing", "RobertaProcessing"):
         return (processor["cls"][1],), (processor["sep"][1],)
@@ -195,9 +240,9 @@ def _asked(wanted: bool | None, edge: tuple[int, ...], id: int | None) -> tuple[
 
 def _pieces(data: Mapping[str, Any], tokens: list[str | None], added: list[AddedToken]) -> Pieces:
     """How tokens become text, from the `decoder` of tokenizer.json."""
-    decoder = data.get("decoder") or {"type": None}
-    name = decoder["type"]
-    if name not in DECODERS:
+    decoder = an_object(data.get("decoder") or {"type": None}, "tokenizer.json: decoder")
+    name = entry(decoder, "type", "tokenizer.json: decoder")
+    if not isinstance(name, str | None) or name not in DECODERS:
         known = ", ".join(str(name) for name in DECODERS if name)
         raise TokenizerError(f"tokenizer.json: decoder {name} is not known ({known}).")
     return DECODERS[name](decoder, data, tokens, added)
@@ -235,19 +280,33 @@ def _metaspace(
 def _sequence(
     decoder: Mapping[str, Any], data: Any, tokens: list[str | None], added: list[AddedToken]
 ) -> Pieces:
-    """SentencePiece as steps: U+2581 to a space, bytes, and one space less at the beginning."""
-    steps = decoder["decoders"]
-    drops = False
+    """SentencePiece as steps, each where it is there: U+2581 to a space, bytes, one space less in front."""
+    steps = a_list(entry(decoder, "decoders", "tokenizer.json: decoder"), "tokenizer.json: decoder.decoders")
+    spaces = bytes_ = fused = drops = False
     for step in steps:
-        spaces = step == {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
-        strips = step["type"] == "Strip" and (step["content"], step["start"], step["stop"]) == (" ", 1, 0)
-        drops = drops or strips
-        if not (spaces or strips or step["type"] in ("ByteFallback", "Fuse")):
-            if len(steps) == 1:
-                return _pieces({**data, "decoder": step}, tokens, added)
-            raise TokenizerError(f"tokenizer.json: decoder step {step} is not known.")
+        kind = entry(
+            an_object(step, "tokenizer.json: a decoder step"), "type", "tokenizer.json: decoder step"
+        )
+        if step == {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}:
+            spaces = True
+        elif kind == "ByteFallback" and not fused:
+            bytes_ = True
+        elif kind == "Fuse":
+            fused = True
+        elif fused and step == {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
+            drops = True
+        elif len(steps) == 1:
+            return _pieces({**data, "decoder": step}, tokens, added)
+        else:
+            raise TokenizerError(f"tokenizer.json: decoder step {step} is not known in this place.")
     specials = frozenset(token.id for token in added if token.special)
-    return Pieces(tokens, sentencepiece, specials, drops_space=drops)
+
+    def spell(token: str) -> bytes:
+        if bytes_ and is_byte(token):
+            return sentencepiece(token)
+        return (token.replace("\u2581", " ") if spaces else token).encode()
+
+    return Pieces(tokens, spell, specials, drops_space=drops)
 
 
 _Decoder = Callable[[Mapping[str, Any], Any, list[str | None], list[AddedToken]], Pieces]

@@ -40,6 +40,11 @@ def sentencepiece(token: str) -> bytes:
     return token.replace("\u2581", " ").encode()
 
 
+def is_byte(token: str) -> bool:
+    """Whether a token is written as a byte: <0x00> to <0xFF>."""
+    return BYTE_TOKEN.fullmatch(token) is not None
+
+
 def wordpiece(token: str, prefix: str = "##") -> bytes:
     """A token begins a word unless it has the prefix."""
     return (token.removeprefix(prefix) if token.startswith(prefix) else f" {token}").encode()

@@ -10,9 +10,9 @@ from typing import Any
 import tokenizers
 
 from qkv.errors import TokenizerError
-from qkv.text.chat import Chat
+from qkv.text.chat import PROBE, Chat
 from qkv.text.decoding import IncrementalDecoder, decode
-from qkv.text.pieces import token_of
+from qkv.text.pieces import is_byte, token_of
 from qkv.text.vocabulary import Vocabulary, hidden_name
 
 
@@ -125,9 +125,8 @@ class Tokenizer:
         """The control token that the template writes right after what the assistant says, if any."""
         if self.chat_template is None:
             return frozenset()
-        probe = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
         try:
-            parts = self._chat.render(probe, False, {}).parts
+            parts = self._chat.render(PROBE, False, {}).parts
         except TokenizerError:
             return frozenset()
         return frozenset(
@@ -159,6 +158,8 @@ class _Encoder:
         added = []
         for token in vocabulary.added:
             control = token.id in vocabulary.controls
+            if hidden and not control and is_byte(token.text):
+                continue  # in a message the text "<0x41>" is six characters, not the byte
             name = hidden_name(token.id) if hidden and control else token.text
             names[name] = token.id
             added.append(

@@ -10,6 +10,7 @@ import tokenizers
 
 from qkv.errors import TokenizerError
 from qkv.text.pieces import Pieces
+from qkv.text.sandbox import Template
 
 # Drawn anew in every process, so that no text can spell the name of a hidden token.
 _SECRET = secrets.token_hex(16)
@@ -65,7 +66,8 @@ def control_ids(added: Iterable[AddedToken], templates: Iterable[str]) -> frozen
     These are the tokens flagged special, and those added tokens whose text a chat template itself
     writes (`<think>`, `<tool_call>`). White space and single characters are part of any text.
     """
-    templates, added = list(templates), list(added)
+    added = list(added)
+    written = [text for template in templates for text in (template, *_literals(template))]
     if longest := next((token for token in added if len(token.text) > MAX_ADDED), None):
         raise TokenizerError(
             f"Added token {longest.id} has {len(longest.text):,} characters; {MAX_ADDED:,} are the most."
@@ -73,6 +75,13 @@ def control_ids(added: Iterable[AddedToken], templates: Iterable[str]) -> frozen
     return frozenset(
         token.id
         for token in added
-        if len(token.text.strip()) > 1
-        and (token.special or any(token.text in template for template in templates))
+        if len(token.text.strip()) > 1 and (token.special or any(token.text in text for text in written))
     )
+
+
+def _literals(template: str) -> frozenset[str]:
+    """What a template writes in escapes, such as '\\x3cthink>'; nothing where it does not compile."""
+    try:
+        return Template(template).words
+    except TokenizerError:
+        return frozenset()
