@@ -390,7 +390,11 @@ def test_an_interrupt_is_status_130_without_a_word(
 def start(*arguments: object, **named: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "qkv.cli", *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, **named)
+
+    def interruptible() -> None:  # a run in the background may have been started with it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=interruptible, **named)
 
 
 def test_a_reader_that_leaves_is_no_error(folder: Path) -> None:

@@ -240,7 +240,12 @@ def test_quantised_weights_become_float32(smollm2_file: Path) -> None:
     assert loading._dtype("bfloat16", tensors) == torch.bfloat16
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "fp16", "load", torch.int32, torch.complex64])
+@pytest.mark.parametrize(("short", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_short_names_of_types(folder: Path, short: str, dtype: torch.dtype) -> None:
+    assert next(loading.load(folder, dtype=short).model.parameters()).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "fp8", "load", torch.int32, torch.complex64])
 def test_other_types_are_refused(folder: Path, dtype: Any) -> None:
     refused(folder, RequestError, "is not known (float32, bfloat16, float16, float64)", dtype=dtype)
 
