@@ -8,18 +8,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 import qkv
 from qkv.errors import QkvError, RequestError, SourceError, UnsupportedError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from qkv.model import Model, Stream
 
 app = typer.Typer(
@@ -28,8 +29,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Read, run, size and explain Transformers on your own machine.",
 )
-# no markup: what is shown may hold a user's or a file's [brackets]
-notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 Usage: Any = typer.BadParameter.__mro__[2]  # click's base of all its errors, wherever typer keeps click
 
 ModelOption = Annotated[
@@ -173,7 +172,7 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as problem:
         raise SourceError(f"{path} cannot be written: {problem.strerror}.") from None
-    notes.print(f"wrote {path}")
+    notes().print(f"wrote {path}")
 
 
 @app.command(
@@ -217,7 +216,7 @@ def chat(
     )
     answer(loaded.chat([*_opening(system), _user("?")]))  # what cannot be served is said at once
     if sys.stdin.isatty():
-        notes.print(f"{model}. /reset starts again, /system TEXT sets an instruction, /quit ends.")
+        notes().print(f"{model}. /reset starts again, /system TEXT sets an instruction, /quit ends.")
     messages = _opening(system)
     for turn in _turns():
         command, _, rest = turn.partition(" ")
@@ -227,9 +226,18 @@ def chat(
             system = rest.strip() if command == "/system" else system
             messages = _opening(system)
         elif command.startswith("/"):
-            notes.print(f"There is no command {command}; there are /reset, /system and /quit.")
+            notes().print(f"There is no command {command}; there are /reset, /system and /quit.")
         else:
             _take_turn(loaded, answer, messages, turn, as_json)
+
+
+@cache
+def notes() -> Console:
+    """Standard error. Made when first written to: most commands never do."""
+    from rich.console import Console
+
+    # no markup: what is shown may hold a user's or a file's [brackets]
+    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def _opening(system: str | None) -> list[dict[str, str]]:
@@ -264,7 +272,7 @@ def _take_turn(
     except QkvError as problem:
         if not sys.stdin.isatty():
             raise
-        notes.print(str(problem))
+        notes().print(str(problem))
         return
     messages += [_user(turn), {"role": "assistant", "content": stream.completion.text}]
     if as_json:
@@ -280,7 +288,7 @@ def _show_answer(stream: Stream, silent: bool) -> None:
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise
-        notes.print(" (stopped)", end="")
+        notes().print(" (stopped)", end="")
     if not silent:
         typer.echo()
 
@@ -302,10 +310,10 @@ def _load(
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A line on a terminal that counts, once two seconds have passed, and is gone at the end."""
-    started, status = time.perf_counter(), notes.status("")
+    started, status = time.perf_counter(), notes().status("")
 
     def report(done: int, total: int) -> None:
-        if time.perf_counter() - started > 2 and notes.is_terminal:
+        if time.perf_counter() - started > 2 and notes().is_terminal:
             status.start()
             status.update(f"{what}: {done:,} of {total:,}")
 
@@ -334,7 +342,7 @@ def _report(model: Model, stream: Stream, load_seconds: float) -> dict[str, Any]
 def _show_speed(stream: Stream, load_seconds: float) -> None:
     done, peak = stream.completion, _peak_memory()
     memory = "" if peak is None else f" | {peak / 1e9:.2f} GB at most"
-    notes.print(
+    notes().print(
         f"loaded in {load_seconds:.1f} s"
         f" | prompt {len(done.prompt):,} tokens at {done.prefill_speed:,.0f}/s"
         f" | text {len(done.tokens):,} tokens at {done.decode_speed:,.1f}/s"
@@ -391,8 +399,8 @@ def main() -> None:
 
 
 def _fail(sentence: str, status: int) -> None:
-    notes.print("qkv: ", style="bold red", end="")
-    notes.print(sentence)
+    notes().print("qkv: ", style="bold red", end="")
+    notes().print(sentence)
     sys.exit(status)
 
 
