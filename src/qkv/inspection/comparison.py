@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from qkv.inspection.report import Inspection, wrapped
@@ -70,14 +70,10 @@ class Comparison:
         return {
             "left": self.left.name,
             "right": self.right.name,
-            "changes": [vars_of(change) for change in self.changes],
-            "consequences": [vars_of(consequence) for consequence in self.consequences],
+            "changes": [asdict(change) for change in self.changes],
+            "consequences": [asdict(consequence) for consequence in self.consequences],
             "description": [str(d) for d in apart],
         }
-
-
-def vars_of(record: Change | Consequence) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def between(left: Inspection, right: Inspection) -> Comparison:

@@ -45,7 +45,7 @@ class Tokens(nn.Module):
         self.projection = build_if(node.projection, node.width)
 
     def forward(
-        self, tokens: Int[Tensor, "batch length"], layout: Layout, types: Tensor | None = None
+        self, tokens: Int[Tensor, "batch length"], layout: Layout
     ) -> Float[Tensor, "batch length width"]:
         self.check(tokens)
         x = self.weight[tokens]

@@ -85,10 +85,9 @@ class Stack(nn.Module):
         inputs: Tensor,
         layout: Layout,
         cache: Cache | None = None,
-        types: Tensor | None = None,
         tap: Tap = NoTap(),
     ) -> Float[Tensor, "batch length width"]:
-        x = tap("embedding", self.embedding(inputs, layout, types))
+        x = tap("embedding", self.embedding(inputs, layout))
         for i, layer in enumerate(self.layers):
             x = layer(x, layout, cache, str(i), tap.at("layers", i))
         return tap("final", x if self.norm is None else self.norm(x))

@@ -8,16 +8,11 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import CapacityError, RequestError, UnsupportedError
-from qkv.nn import feed_forward, norms, positions  # noqa: F401  (they register their modules)
-from qkv.nn.attention import Attention
+from qkv.nn import attention, feed_forward, inputs, layers, norms, positions  # noqa: F401  (they register)
 from qkv.nn.build import build, build_if, implements
 from qkv.nn.cache import Cache
-from qkv.nn.inputs import Project
-from qkv.nn.layers import Stack
 from qkv.nn.layout import Layout
 from qkv.nn.taps import NoTap, Tap
-
-__all__ = ["Attention", "Language", "Project", "Stack", "Transformer", "tie"]
 
 
 @implements(spec.Language)
@@ -58,7 +53,6 @@ class Transformer(nn.Module):
         self,
         tokens: Int[Tensor, "batch length"],
         *,
-        types: Int[Tensor, "batch length"] | None = None,
         layout: Layout | None = None,
         cache: Cache | None = None,
         tap: Tap = NoTap(),
@@ -76,7 +70,7 @@ class Transformer(nn.Module):
         held = cache.length if cache is not None else 0
         try:
             seen = layout if cache is None else cache.extend(layout)
-            states = self.decoder(tokens, seen, cache, types, tap)
+            states = self.decoder(tokens, seen, cache, tap)
             if self.head is None:
                 return states
             return tap("logits", self.head(states[:, -1:] if last_only else states))
