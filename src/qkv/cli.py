@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
+import click
 
 import qkv
 from qkv.errors import QkvError, RequestError, SourceError, UnsupportedError
@@ -21,122 +21,138 @@ from qkv.errors import QkvError, RequestError, SourceError, UnsupportedError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from qkv.model import Model, Stream
+    from qkv.model import Model, Prompt, Stream
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    help="Read, run, size and explain Transformers on your own machine.",
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def options(*each: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several options as one decorator, shown in this order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(each):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+loading = options(
+    click.option("--dtype", help="float32, bfloat16 or float16; default: the file's."),
+    click.option("--device", default="cpu", show_default=True, help="cpu, cuda, mps."),
+    click.option(
+        "--threads",
+        "-t",
+        type=click.IntRange(min=1),
+        help="Processor threads; fewer where others work too.",
+    ),
+    click.option("--ignore", multiple=True, help="A configuration key or tensor to do without."),
 )
-Usage: Any = typer.BadParameter.__mro__[2]  # click's base of all its errors, wherever typer keeps click
-
-ModelOption = Annotated[
-    str, typer.Option("--model", "-m", help="Folder, .gguf file, hub name (org/name), or smollm2.")
-]
-MaxNew = Annotated[
-    int | None,
-    typer.Option("--max-new-tokens", "-n", help="At most this many; default the model's own, or 256."),
-]
-Temperature = Annotated[float | None, typer.Option(help="0 is greedy.")]
-TopK = Annotated[int | None, typer.Option(help="Keep this many of the likeliest tokens.")]
-TopP = Annotated[float | None, typer.Option(help="Keep the fewest tokens whose probabilities reach this.")]
-MinP = Annotated[float | None, typer.Option(help="Keep tokens of at least this share of the likeliest.")]
-Penalty = Annotated[float | None, typer.Option("--repetition-penalty", help="Above 1 discourages repeats.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="Stop before this text; may be repeated.")]
-DType = Annotated[
-    str | None, typer.Option("--dtype", help="float32, bfloat16 or float16; default: the file's.")
-]
-Device = Annotated[str, typer.Option(help="cpu, cuda, mps.")]
-Threads = Annotated[
-    int | None, typer.Option("--threads", "-t", min=1, help="Processor threads; fewer where others work too.")
-]
-Ignore = Annotated[
-    list[str] | None, typer.Option("--ignore", help="A configuration key or tensor to do without.")
-]
-Source = Annotated[str, typer.Argument(help="Folder, config.json, .gguf file, hub name, or smollm2.")]
-Html = Annotated[Path | None, typer.Option("--html", help="Write one offline page to this file.")]
-Svg = Annotated[Path | None, typer.Option("--svg", help="Write the structure diagram to this file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write a JSON object instead; in a chat one a turn.")]
-
-
-@app.command(
-    epilog="""Examples:
-
-    [bold]qkv generate "The capital of France is"[/]
-
-    [bold]qkv generate -m ./model.gguf -n 64 --temperature 0.8 --seed 1 "Once"[/]
-
-    [bold]echo A long text | qkv generate -[/]"""
+sampling = options(
+    click.option(
+        "--max-new-tokens", "-n", type=int, help="At most this many; default the model's own, or 256."
+    ),
+    click.option("--temperature", type=float, help="0 is greedy."),
+    click.option("--top-k", type=int, help="Keep this many of the likeliest tokens."),
+    click.option("--top-p", type=float, help="Keep the fewest tokens whose probabilities reach this."),
+    click.option("--min-p", type=float, help="Keep tokens of at least this share of the likeliest."),
+    click.option("--repetition-penalty", type=float, help="Above 1 discourages repeats."),
+    click.option("--seed", type=int, help="The same seed gives the same text."),
 )
+model_option = click.option(
+    "--model",
+    "-m",
+    default="smollm2",
+    show_default=True,
+    help="Folder, .gguf file, hub name (org/name), or smollm2.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Write a JSON object instead.")
+
+
+def path_option(name: str, about: str) -> Callable[[Command], Command]:
+    return click.option(name, type=click.Path(path_type=Path), help=f"Write {about} to this file.")
+
+
+def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"qkv {qkv.__version__}, running on torch; the native runtime is not built yet")
+        context.exit()
+
+
+@click.group(context_settings={"help_option_names": ["--help", "-h"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, callback=_version, help="Show the version and runtime."
+)
+def app(version: bool) -> None:
+    """Read, run, size and explain Transformers on your own machine."""
+
+
+def command(*examples: str, note: str = "") -> Callable[[Callable[..., None]], click.Command]:
+    """A command whose help ends with examples, each on a line of its own."""
+    lines = "\n".join(("\b", "Examples:", *(f"  {example}" for example in examples)))
+    return app.command(epilog=f"{note}\n\n{lines}")
+
+
+@command(
+    'qkv generate "The capital of France is"',
+    'qkv generate -m ./model.gguf -n 64 --temperature 0.8 --seed 1 "Once"',
+    "echo A long text | qkv generate -",
+)
+@click.argument("prompt")
+@model_option
+@sampling
+@click.option("--stop", multiple=True, help="Stop before this text; may be repeated.")
+@click.option("--ignore-eos", is_flag=True, help="Do not stop at an end token.")
+@loading
+@json_option
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads standard input.")],
-    model: ModelOption = "smollm2",
-    max_new_tokens: MaxNew = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: Penalty = None,
-    seed: Seed = None,
-    stop: Stop = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at an end token.")] = False,
-    dtype: DType = None,
-    device: Device = "cpu",
-    threads: Threads = None,
-    ignore: Ignore = None,
-    as_json: AsJson = False,
+    prompt: str,
+    model: str,
+    stop: tuple[str, ...],
+    ignore_eos: bool,
+    dtype: str | None,
+    device: str,
+    threads: int | None,
+    ignore: tuple[str, ...],
+    as_json: bool,
+    **sampled: Any,
 ) -> None:
-    """Continue a text, streamed as it is made; speed and memory go to standard error."""
+    """Continue PROMPT, streamed as it is made; - reads standard input.
+
+    Speed and memory go to standard error.
+    """
     # a last line break is echo's, not the text's
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     loaded, seconds = _load(model, dtype, device, ignore, threads)
     with _progress("reading the prompt") as progress:
-        stream = loaded.stream(
-            text,
-            max_new_tokens=max_new_tokens,
-            stop=stop or (),
-            ignore_eos=ignore_eos,
-            progress=progress,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-        )
+        stream = loaded.stream(text, stop=stop, ignore_eos=ignore_eos, progress=progress, **sampled)
         first = next(stream, "")
     if as_json:
         for _ in stream:
             pass
-        typer.echo(json.dumps(_report(loaded, stream, seconds), ensure_ascii=False))
+        click.echo(json.dumps(_report(loaded, stream, seconds), ensure_ascii=False))
         return
-    typer.echo(text + first, nl=False)
+    click.echo(text + first, nl=False)
     for piece in stream:
-        typer.echo(piece, nl=False)
-    typer.echo()
+        click.echo(piece, nl=False)
+    click.echo()
     _show_speed(stream, seconds)
 
 
-@app.command(
-    epilog="""Examples:
-
-    [bold]qkv inspect ./Llama-3.1-8B[/]
-
-    [bold]qkv inspect config.json --html llama.html[/]
-
-    [bold]qkv inspect smollm2 --json[/]"""
+@command(
+    "qkv inspect ./Llama-3.1-8B",
+    "qkv inspect config.json --html llama.html",
+    "qkv inspect smollm2 --json",
 )
-def inspect(
-    source: Source = "smollm2",
-    as_json: AsJson = False,
-    html: Html = None,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", help="Write the structure diagram to this file.")
-    ] = None,
-) -> None:
-    """Read a model's structure and the context it really supports; no weights are read."""
+@click.argument("source", default="smollm2")
+@json_option
+@path_option("--html", "one offline page")
+@path_option("--svg", "the structure diagram")
+def inspect(source: str, as_json: bool, html: Path | None, svg: Path | None) -> None:
+    """Read a model's structure and the context it really supports; no weights are read.
+
+    SOURCE is a folder, config.json, .gguf file, hub name, or smollm2.
+    """
     from qkv import inspection
 
     found = inspection.inspect(source)
@@ -147,24 +163,19 @@ def inspect(
     if html is not None:
         _write(html, inspection.page(found))
     if as_json:
-        typer.echo(json.dumps(found.data(), ensure_ascii=False))
+        click.echo(json.dumps(found.data(), ensure_ascii=False))
     elif html is None and svg is None:
-        typer.echo(str(found))
+        click.echo(str(found))
 
 
-@app.command(
-    epilog="""Example:
-
-    [bold]qkv compare ./Llama-3.1-8B ./Qwen3-8B[/]"""
-)
-def compare(
-    left: Annotated[str, typer.Argument(help="A source.")],
-    right: Annotated[str, typer.Argument(help="Another.")],
-    as_json: AsJson = False,
-) -> None:
+@command("qkv compare ./Llama-3.1-8B ./Qwen3-8B")
+@click.argument("left")
+@click.argument("right")
+@json_option
+def compare(left: str, right: str, as_json: bool) -> None:
     """Show only what differs between two models, and what follows from it."""
     found = qkv.compare(left, right)
-    typer.echo(json.dumps(found.data(), ensure_ascii=False) if as_json else str(found))
+    click.echo(json.dumps(found.data(), ensure_ascii=False) if as_json else str(found))
 
 
 def _write(path: Path, text: str) -> None:
@@ -175,45 +186,33 @@ def _write(path: Path, text: str) -> None:
     notes().print(f"wrote {path}")
 
 
-@app.command(
-    epilog="""In the conversation /reset starts again, /system TEXT also sets the instruction, /quit ends.
-
-    Examples:
-
-    [bold]qkv chat[/]
-
-    [bold]qkv chat -m ./model.gguf --system "Answer in French."[/]
-
-    [bold]echo "What is a token?" | qkv chat --json[/]"""
+@command(
+    "qkv chat",
+    'qkv chat -m ./model.gguf --system "Answer in French."',
+    'echo "What is a token?" | qkv chat --json',
+    note="In the conversation /reset starts again, /system TEXT also sets the instruction, /quit ends.",
 )
+@model_option
+@click.option("--system", help="An instruction before the conversation.")
+@sampling
+@loading
+@click.option("--json", "as_json", is_flag=True, help="Write a JSON object a turn instead.")
 def chat(
-    model: ModelOption = "smollm2",
-    system: Annotated[str | None, typer.Option(help="An instruction before the conversation.")] = None,
-    max_new_tokens: MaxNew = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: Penalty = None,
-    seed: Seed = None,
-    dtype: DType = None,
-    device: Device = "cpu",
-    threads: Threads = None,
-    ignore: Ignore = None,
-    as_json: AsJson = False,
+    model: str,
+    system: str | None,
+    dtype: str | None,
+    device: str,
+    threads: int | None,
+    ignore: tuple[str, ...],
+    as_json: bool,
+    **sampled: Any,
 ) -> None:
     """Talk with a model, by its own template. Reads turns from the terminal or standard input."""
     loaded, _ = _load(model, dtype, device, ignore, threads)
-    answer = partial(
-        loaded.stream,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
+
+    def answer(prompt: Prompt) -> Stream:
+        return loaded.stream(prompt, **sampled)
+
     answer(loaded.chat([*_opening(system), _user("?")]))  # what cannot be served is said at once
     if sys.stdin.isatty():
         notes().print(f"{model}. /reset starts again, /system TEXT sets an instruction, /quit ends.")
@@ -256,7 +255,7 @@ def _turns() -> Iterator[str]:
             line = input("> " if terminal else "")
         except EOFError:
             if terminal:
-                typer.echo()
+                click.echo()
             return
         if line.strip():
             yield line.strip()
@@ -276,7 +275,7 @@ def _take_turn(
         return
     messages += [_user(turn), {"role": "assistant", "content": stream.completion.text}]
     if as_json:
-        typer.echo(json.dumps(messages[-1], ensure_ascii=False))
+        click.echo(json.dumps(messages[-1], ensure_ascii=False))
 
 
 def _show_answer(stream: Stream, silent: bool) -> None:
@@ -284,17 +283,17 @@ def _show_answer(stream: Stream, silent: bool) -> None:
     try:
         for piece in stream:
             if not silent:
-                typer.echo(piece, nl=False)
+                click.echo(piece, nl=False)
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise
         notes().print(" (stopped)", end="")
     if not silent:
-        typer.echo()
+        click.echo()
 
 
 def _load(
-    source: str, dtype: str | None, device: str, ignore: list[str] | None, threads: int | None
+    source: str, dtype: str | None, device: str, ignore: tuple[str, ...], threads: int | None
 ) -> tuple[Model, float]:
     """The model, and the seconds it took; a line of progress for those who wait."""
     started = time.perf_counter()
@@ -303,7 +302,7 @@ def _load(
 
         torch.set_num_threads(threads)
     with _progress("loading") as progress:
-        model = qkv.load(source, dtype, device, ignore or (), progress)
+        model = qkv.load(source, dtype, device, ignore, progress)
     return model, time.perf_counter() - started
 
 
@@ -361,22 +360,6 @@ def _peak_memory() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"qkv {qkv.__version__}, running on torch; the native runtime is not built yet")
-        raise typer.Exit
-
-
-@app.callback()
-def _main(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show the version and runtime."),
-    ] = False,
-) -> None:
-    pass
-
-
 def main() -> None:
     """Runs the command; an error is one sentence and exit status 1, or 2 for a wrong request."""
     # torch's threads spin while they wait: beside another busy process that makes both many times slower
@@ -384,18 +367,24 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another
     try:
-        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
-    except Usage as problem:
+        with app.make_context("qkv", sys.argv[1:] or ["--help"]) as context:
+            app.invoke(context)  # not app(): that answers Ctrl-C with a line break
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except click.UsageError as problem:
         _fail(f"{problem.format_message().rstrip('.')}.", 2)
     except QkvError as problem:
         _fail(str(problem), 2 if isinstance(problem, RequestError) else 1)
     except UnicodeDecodeError:
         _fail("Standard input is not UTF-8 text.", 2)
+    except BrokenPipeError:  # who read the output has left; what is still buffered goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as problem:
         _fail(f"{problem.strerror or problem}.", 1)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
-    sys.exit(status)
+    sys.exit(0)
 
 
 def _fail(sentence: str, status: int) -> None:

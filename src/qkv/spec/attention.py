@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from qkv.spec.masks import Causal, Everything, Mask
-from qkv.spec.node import Node, Tensor, linear, part, vector
+from qkv.spec.node import Node, Tensor, linear, node, part, vector
 from qkv.spec.norms import Norm, RMSNorm
 from qkv.spec.positions import Position, Rotary
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class LogScale(Node):
     """Queries grow with the logarithm of their position: 1 + factor * ln(1 + floor((position + 1) / floor)).
 
@@ -23,7 +23,7 @@ class LogScale(Node):
     factor: float
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Score(Node):
     """Scaled dot product. `scale` None is 1 / sqrt(head_dim).
 
@@ -37,40 +37,40 @@ class Score(Node):
     query_scale: LogScale | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Dot(Score):
     """query . key, unscaled. Luong et al. 2015."""
 
     scale: float | None = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class General(Node):
     """query . W key. Luong et al. 2015."""
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Additive(Node):
     """v . tanh(W query + U key). Bahdanau et al. 2014."""
 
     hidden: int
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Concat(Node):
     """v . tanh(W [query; key]). Luong et al. 2015."""
 
     hidden: int
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Location(Node):
     """softmax(W query): where to look without looking at the keys. Luong et al. 2015."""
 
     keys: int
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Projections(Node):
     """What stands between the stream and the heads.
 
@@ -92,7 +92,7 @@ class Projections(Node):
         return {"head": (head_dim,), "heads": (heads, head_dim), "all": (heads * head_dim,)}[self.norm_over]
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Attention(Node):
     """Self-attention. `kv_heads` fewer than `heads` share keys and values (1: MQA, between: GQA)."""
 
@@ -123,7 +123,7 @@ class Attention(Node):
         return per_pair * self.mask.pairs(length)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class CrossAttention(Node):
     """Queries from this stream, keys and values from another of width `source_width`; made once and kept."""
 
@@ -166,7 +166,7 @@ def _projected(attention: Attention | CrossAttention, width: int, source: int) -
         yield vector("sink", heads)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class LatentAttention(Node):
     """Keys and values from one small latent that is all the cache keeps. DeepSeek-V2, section 2.1 (MLA).
 
@@ -211,7 +211,7 @@ class LatentAttention(Node):
         return per_pair * self.mask.pairs(length)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class GatedDelta(Node):
     """Linear attention whose state forgets by a gate and corrects by the delta rule. Yang et al. 2024.
 
@@ -262,7 +262,7 @@ class GatedDelta(Node):
         return length * (state + 2 * self.channels * self.convolution)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class StateSpace(Node):
     """A state that fades by a learned step and takes in one outer product a token. Dao and Gu 2024 (Mamba-2).
 

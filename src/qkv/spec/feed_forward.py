@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
-from qkv.spec.node import Node, Tensor, linear, part, vector
+from qkv.spec.node import Node, Tensor, linear, node, part, vector
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class ClampedSwish(Node):
     """min(x, limit) * sigmoid(alpha * min(x, limit)), gating clamp(up, -limit, limit) + offset. gpt-oss."""
 
@@ -21,7 +20,7 @@ class ClampedSwish(Node):
 Activation = str | ClampedSwish
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Dense(Node):
     """down(activation(up(x))). Vaswani et al. 2017, section 3.3."""
 
@@ -40,7 +39,7 @@ class Dense(Node):
         return 0
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Gated(Node):
     """down(activation(gate(x)) * up(x)). Shazeer 2020: "silu" is SwiGLU, "gelu" GEGLU, "sigmoid" GLU."""
 
@@ -60,7 +59,7 @@ class Gated(Node):
         return 0
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Router(Node):
     """Which experts a token goes to, and with what weights.
 
@@ -83,7 +82,7 @@ class Router(Node):
     scales: Literal["output", "input"] = "output"
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Experts(Node):
     """`count` experts of which each token uses `top_k`, and one shared expert that all tokens use."""
 

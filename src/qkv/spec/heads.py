@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from qkv.spec.inputs import Project
 from qkv.spec.layers import Layer
-from qkv.spec.node import Node, Tensor, linear, matrix, part, product_flops, under, vector
+from qkv.spec.node import Node, Tensor, linear, matrix, node, part, product_flops, under, vector
 from qkv.spec.norms import Norm, RMSNorm
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Answer(Node):
     """Base of the heads. Their size is the width of the stream; they answer once or for every token."""
 
@@ -22,7 +21,7 @@ class Answer(Node):
         return product_flops(self.tensors(width)) * (length if self.every_token else 1)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Language(Answer):
     """Logits over the vocabulary for the next token. Tied to the token table by the same `shared` name.
 
@@ -47,12 +46,12 @@ class Language(Answer):
             yield vector("bias", self.vocab)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class MaskedLanguage(Language):
     """The same for the masked tokens themselves. Devlin et al. 2018."""
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Pool(Answer):
     """A sequence as one vector: its "first" or "last" token, the "mean" or the "max"; then `dense`."""
 
@@ -66,7 +65,7 @@ class Pool(Answer):
         return self.dense.width if self.dense else into
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class SequenceClass(Answer):
     """One of `classes` for the whole sequence (or a regression with one)."""
 
@@ -80,7 +79,7 @@ class SequenceClass(Answer):
         yield from linear("output", self.classes, self.pool.width(width), self.bias)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class TokenClass(Answer):
     """One of `classes` for each token."""
 
@@ -94,7 +93,7 @@ class TokenClass(Answer):
         yield from linear("output", self.classes, width, self.bias)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Span(Answer):
     """A start and an end score for each token: question answering. Devlin et al. 2018, section 4.2."""
 
@@ -105,7 +104,7 @@ class Span(Answer):
         yield from linear("output", 2, width, True)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class PooledEmbedding(Answer):
     """The sequence as one vector, of unit length if `normalise`."""
 
@@ -116,7 +115,7 @@ class PooledEmbedding(Answer):
         yield from part("pool", self.pool, *sizes)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class MultiToken(Answer):
     """The next token and, through one further layer each, the ones after it. DeepSeek-V3, section 2.2.
 

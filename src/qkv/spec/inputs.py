@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.spec.node import Node, Tensor, linear, part, product_flops, vector
+from qkv.spec.node import Node, Tensor, linear, node, part, product_flops, vector
 from qkv.spec.norms import Norm
 from qkv.spec.positions import Position
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Project(Node):
     """An affine map to `width`, then an activation and a norm where given."""
 
@@ -26,7 +25,7 @@ class Project(Node):
         yield from part("norm", self.norm, self.width)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Tokens(Node):
     """A table of `vocab` rows; their sum with positions and types is normalised, then projected.
 
@@ -69,7 +68,7 @@ class Tokens(Node):
         return length * product_flops(self.tensors())
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Patches(Node):
     """An image cut into squares of `size` pixels, each mapped to `width`; a class token first if given.
 
@@ -107,7 +106,7 @@ class Patches(Node):
         return self.patches * product_flops(self.tensors())
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Frames(Node):
     """Audio features of `channels` bins through 1-D convolutions of width `kernel`, one a stride.
 

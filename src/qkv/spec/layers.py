@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from qkv.spec.attention import Attention, CrossAttention, GatedDelta, LatentAttention, StateSpace
 from qkv.spec.feed_forward import Dense, Experts, Gated
-from qkv.spec.node import Node, Tensor, part, product_flops, vector
+from qkv.spec.node import Node, Tensor, node, part, product_flops, vector
 from qkv.spec.norms import LayerNorm, Norm
 
 Mixer = Attention | CrossAttention | LatentAttention | GatedDelta | StateSpace | Dense | Gated | Experts
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Branch(Node):
     """A mixer behind a norm of its own, for steps whose branches are normalised apart."""
 
@@ -22,7 +21,7 @@ class Branch(Node):
     norm: Norm | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Gate(Node):
     """A learned factor on a step's output: one "scalar" or one a "channel", through an activation if given.
 
@@ -36,7 +35,7 @@ class Gate(Node):
         yield vector("weight", *(sizes if self.over == "channel" else (1,)))
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Sublayer(Node):
     """One residual step: x <- post(skip * x + gate * scale * after(sum of branch_i(norm_i(before(x)))))."""
 
@@ -49,7 +48,7 @@ class Sublayer(Node):
     gate: Gate | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Layer(Node):
     """Any number of residual steps, in order."""
 

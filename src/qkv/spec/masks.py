@@ -8,17 +8,16 @@ mask says, so `Padding` needs to be written only where a mask is evaluated alone
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from qkv.spec.node import Node
+from qkv.spec.node import Node, node
 
 Interval = tuple[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Mask(Node):
     def visible(self, query: Any, key: Any, layout: Any = None) -> Any:
         """Boolean array (..., query, key)."""
@@ -59,7 +58,7 @@ class Mask(Node):
         return Or(self, other)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Everything(Mask):
     """Every token sees every token."""
 
@@ -70,7 +69,7 @@ class Everything(Mask):
         return query * 0, query * 0 + (1 << 62)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Causal(Mask):
     """A query sees itself and everything before it."""
 
@@ -81,7 +80,7 @@ class Causal(Mask):
         return query * 0, query
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Window(Mask):
     """A query sees `before` keys up to and including its own, and `after` keys past it."""
 
@@ -99,7 +98,7 @@ class Window(Mask):
         return query - self.before + 1, query + self.after
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Chunk(Mask):
     """Positions are cut into chunks of `size`; a query sees its own chunk only (Llama 4's local layers)."""
 
@@ -117,7 +116,7 @@ class Chunk(Mask):
         return start, start + self.size - 1
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Strided(Mask):
     """Keys at a distance that is a multiple of `stride`, either way. Child et al. 2019."""
 
@@ -127,7 +126,7 @@ class Strided(Mask):
         return (query - key) % self.stride == 0
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Dilated(Mask):
     """`keys` keys `step` apart, ending with the query's own. Longformer's dilated window."""
 
@@ -143,7 +142,7 @@ class Dilated(Mask):
         return (self.keys - 1) * self.step + 1
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Global(Mask):
     """The named positions see everything and everything sees them. Longformer, BigBird."""
 
@@ -156,7 +155,7 @@ class Global(Mask):
         return seen
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Blocks(Mask):
     """A map of blocks of `size` positions: row i lists the key blocks that query block i sees."""
 
@@ -171,7 +170,7 @@ class Blocks(Mask):
         return seen
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Padding(Mask):
     """Only tokens that are there: both positions are at least 0."""
 
@@ -182,7 +181,7 @@ class Padding(Mask):
         return Everything().interval(query)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Prefix(Mask):
     """Every query sees the sequence's prefix, whose length the layout holds: `Causal() | Prefix()`."""
 
@@ -192,7 +191,7 @@ class Prefix(Mask):
         return (query == query) & (key < layout.prefix[..., None, None])
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Documents(Mask):
     """Packed documents: a query sees keys of its own document, numbered by the layout."""
 
@@ -205,7 +204,7 @@ class Documents(Mask):
         return Everything().interval(query)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class And(Mask):
     """Visible to both."""
 
@@ -227,7 +226,7 @@ class And(Mask):
         return np.maximum(left[0], right[0]), np.minimum(left[1], right[1])
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Or(Mask):
     """Visible to either."""
 

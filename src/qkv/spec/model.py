@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from qkv.errors import ConfigError
 from qkv.spec.attention import GatedDelta, StateSpace
 from qkv.spec.heads import Head
 from qkv.spec.inputs import Input, Project
 from qkv.spec.layers import Layer, Mixer
-from qkv.spec.node import Node, Tensor, part
+from qkv.spec.node import Node, Tensor, node, part
 from qkv.spec.norms import Norm
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Stack(Node):
     """An input and the layers that work on it, one entry a layer, then a norm."""
 
@@ -47,19 +46,19 @@ class Stack(Node):
         return total
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Replace(Node):
     """The tower's rows take the places of this token in the stack they feed."""
 
     token: int
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Read(Node):
     """The stack's cross-attention reads the tower's rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Projector(Node):
     """From a tower's width to a stack's.
 
@@ -81,7 +80,7 @@ class Projector(Node):
             width = project.width
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Tower(Node):
     """A stack that feeds another: the output of `take_layer` from row `first_row` on, projected, joined.
 
@@ -99,7 +98,7 @@ class Tower(Node):
         yield from part("projector", self.projector, self.stack.width)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Model(Node):
     """A Transformer: an encoder, a decoder, or both; a head or none (hidden states); towers or none."""
 

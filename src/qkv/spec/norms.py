@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from qkv.spec.node import Node, Tensor, vector
+from qkv.spec.node import Node, Tensor, node, vector
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Norm(Node):
     """Base of the normalisations: a scale and no bias unless a subclass says otherwise."""
 
@@ -16,7 +15,7 @@ class Norm(Node):
         yield vector("weight", *sizes)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class LayerNorm(Norm):
     """scale * (x - mean) / sqrt(variance + eps) + bias, biased variance. Ba et al. 2016."""
 
@@ -31,7 +30,7 @@ class LayerNorm(Norm):
             yield vector("bias", *sizes)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class RMSNorm(Norm):
     """(offset + scale) * x / sqrt(mean(x^2) + eps). Zhang and Sennrich 2019. Gemma: offset 1."""
 
@@ -44,7 +43,7 @@ class RMSNorm(Norm):
             yield vector("weight", *sizes)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class ScaleNorm(Norm):
     """g * x / max(|x|, eps) with one learned g. Nguyen and Salazar 2019."""
 
@@ -54,7 +53,7 @@ class ScaleNorm(Norm):
         yield vector("weight", 1)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class DyT(Norm):
     """scale * tanh(alpha * x) + bias: no statistics at all. Zhu et al. 2025."""
 
@@ -66,7 +65,7 @@ class DyT(Norm):
         yield vector("bias", *sizes)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class BatchNorm(Norm):
     """Statistics over the batch and the length: kept for the lesson why not. Ioffe and Szegedy 2015."""
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from qkv.spec.node import Node, Tensor, linear, part, vector
+from qkv.spec.node import Node, Tensor, linear, node, part, vector
 from qkv.spec.norms import Norm
 from qkv.spec.rotary import Frequencies, Scaling, inverse_frequencies
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Position(Node):
     """Base of the position schemes. Sizes are (width, heads, head_dim) in attention, (width,) in an input."""
 
@@ -22,7 +21,7 @@ class Position(Node):
         return 0
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Sinusoidal(Position):
     """Sines and cosines of geometrically slower angles, added to the embedding. Vaswani et al. 2017, 3.5.
 
@@ -33,7 +32,7 @@ class Sinusoidal(Position):
     layout: Literal["interleaved", "halves"] = "interleaved"
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Learned(Position):
     """A table with one row a position, added to the embedding; position p reads row p + offset."""
 
@@ -44,7 +43,7 @@ class Learned(Position):
         yield vector("weight", self.rows, sizes[0])
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Axes(Node):
     """Pairs divided over several position axes (time, height, width): 2-D rotary and M-RoPE.
 
@@ -56,7 +55,7 @@ class Axes(Node):
     order: Literal["blocks", "interleaved"] = "blocks"
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Rotary(Position):
     """Queries and keys rotated, pair by pair, by an angle proportional to the position. Su et al. 2021.
 
@@ -78,14 +77,14 @@ class Rotary(Position):
         return self.scaling.frequencies(self.theta, dims, length)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Alibi(Position):
     """A score penalty linear in the distance, one fixed slope a head. Press et al. 2022."""
 
     max_bias: float = 8.0
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Buckets(Position):
     """A learned score bias for each head and each bucket of distances. Raffel et al. 2019 (T5)."""
 
@@ -98,7 +97,7 @@ class Buckets(Position):
         yield vector("weight", self.buckets, heads)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Shaw(Position):
     """A learned vector a clipped distance, added to keys and, if `values`, to values. Shaw et al. 2018."""
 
@@ -117,7 +116,7 @@ class Shaw(Position):
         return 2 * heads * head_dim * pairs * (1 + self.values)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class HeadBiases(Node):
     """Transformer-XL's u and v: what every query asks of contents and of distances."""
 
@@ -127,7 +126,7 @@ class HeadBiases(Node):
         yield vector("distance", heads, head_dim)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class RelativeSinusoidal(Position):
     """Sinusoids of the distance, projected to a key of their own, and two biases a head. Dai et al. 2019."""
 
@@ -143,7 +142,7 @@ class RelativeSinusoidal(Position):
         return 2 * heads * head_dim * (width * length + pairs)  # a key for each distance, then the scores
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class RelativeTable(Node):
     """One learned vector of the stream's width for each distance bucket, normalised or not."""
 
@@ -155,7 +154,7 @@ class RelativeTable(Node):
         yield from part("norm", self.norm, sizes[0])
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Disentangled(Position):
     """Contents against distances and distances against contents, scored apart. He et al. 2020 (DeBERTa).
 

@@ -8,13 +8,12 @@ the total length of the call, cache included; only methods that depend on it loo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.spec.node import Node
+from qkv.spec.node import Node, node
 
 Frequencies = NDArray[np.float32]
 
@@ -24,7 +23,7 @@ def inverse_frequencies(theta: float, dims: int) -> NDArray[np.float64]:
     return theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Scaling(Node):
     """Base of the methods."""
 
@@ -32,7 +31,7 @@ class Scaling(Node):
         raise TypeError(f"{type(self).__name__} does not define frequencies")
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Interpolation(Scaling):
     """Every angle divided by `factor`: position interpolation. Chen et al. 2023."""
 
@@ -42,7 +41,7 @@ class Interpolation(Scaling):
         return (inverse_frequencies(theta, dims) / self.factor).astype(np.float32), 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class NTK(Scaling):
     """The base raised: the fastest pair stays, the slowest is divided by `factor`. bloc97, June 2023."""
 
@@ -53,7 +52,7 @@ class NTK(Scaling):
         return inverse_frequencies(base, dims).astype(np.float32), 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class DynamicNTK(Scaling):
     """NTK with a factor that follows the length of this call; up to `original` positions nothing changes."""
 
@@ -66,7 +65,7 @@ class DynamicNTK(Scaling):
         return inverse_frequencies(base, dims).astype(np.float32), 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Proportional(Scaling):
     """The fastest `share` of the pairs turns as in the whole head, the others stand still. Gemma 4.
 
@@ -87,7 +86,7 @@ def mscale(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Yarn(Scaling):
     """Fast pairs kept, slow pairs divided by `factor`, a ramp between, and a temperature. Peng et al. 2023.
 
@@ -141,7 +140,7 @@ class Yarn(Scaling):
         return mscale(self.factor)
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Llama3(Scaling):
     """Long wavelengths divided by `factor`, short ones kept, a mix between. Llama 3.1's released code."""
 
@@ -158,7 +157,7 @@ class Llama3(Scaling):
         return ((1 - kept) * plain / self.factor + kept * plain).astype(np.float32), 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class LongRope(Scaling):
     """A searched divisor for each pair: `short` up to the original length, `long` beyond. Ding et al. 2024.
 
@@ -181,7 +180,7 @@ class LongRope(Scaling):
         return (inverse_frequencies(theta, dims) / divisors).astype(np.float32), factor
 
 
-@dataclass(frozen=True, slots=True)
+@node
 class Divided(Scaling):
     """Each pair's angle divided by a number of its own: how GGUF files store a scaling (rope_freqs)."""
 
