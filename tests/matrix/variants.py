@@ -19,6 +19,7 @@ from qkv.spec import (
     LayerNorm,
     Learned,
     Llama3,
+    LogScale,
     LongRope,
     Model,
     Norm,
@@ -42,6 +43,7 @@ from qkv.spec import (
 
 VOCAB, WIDTH = 50, 16
 ROTARY = Rotary(100.0)
+NORM_LAST = Projections(norm=RMSNorm(), norm_after_rotation=True)
 
 
 def attention(heads: int = 4, kv_heads: int = 2, head_dim: int = 6, **parts: object) -> Attention:
@@ -104,6 +106,17 @@ VARIANTS: dict[str, Model] = {
     "qk-norm": of(attention(projections=Projections(norm=RMSNorm()))),
     "qk-norm-by-head": of(attention(projections=Projections(norm=LayerNorm(bias=False), norm_over="heads"))),
     "qk-norm-over-all": of(attention(projections=Projections(norm=RMSNorm(), norm_over="all"))),
+    "qk-norm-after-rotation": of(
+        attention(projections=Projections(norm=RMSNorm(), norm_after_rotation=True))
+    ),
+    "qk-norm-after-dynamic": of(
+        attention(
+            position=Rotary(100.0, scaling=DynamicNTK(2.0, 8)),
+            projections=Projections(norm=RMSNorm(), norm_after_rotation=True),
+        )
+    ),
+    "gated-heads": of(attention(projections=Projections(gate="sigmoid"))),
+    "query-scale": of(attention(position=None, score=Score(query_scale=LogScale(3, 0.2)))),
     # arrangements
     "post-norm": of_layer(post_norm(attention(), Dense("relu", 20))),
     "deep-norm": of_layer(post_norm(attention(), Dense("relu", 20), skip=1.7)),

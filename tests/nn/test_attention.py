@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,12 +15,14 @@ from qkv.nn import Layout, NoTap, Taps
 from qkv.nn.attention import Attention
 from qkv.nn.backends import Reference, normalise
 from qkv.spec import (
-    Alibi,
+    Additive,
     Attention as Node,
-    Axes,
     Causal,
+    Concat,
     Dot,
     Everything,
+    General,
+    Location,
     LogScale,
     Projections,
     RMSNorm,
@@ -109,20 +114,75 @@ def test_a_cap_bounds_scores() -> None:
     assert_close(Reference().attend(q, k, v, visible, Score(cap=5.0), tap=NoTap()), expected)
 
 
+def attention(node: Node, width: int = 8) -> Attention:
+    torch.manual_seed(0)
+    module = Attention(node, width)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+class Keep(NoTap):
+    def __init__(self) -> None:
+        self.values: dict[str, torch.Tensor] = {}
+
+    def __call__(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        return self.values.setdefault(name, value)
+
+
+def test_a_gate_multiplies_the_heads_by_the_input() -> None:
+    """Gated attention: output(sigmoid(W x) * heads); at W = 0 half of what it is without a gate."""
+    gated, x = attention(Node(2, 2, 4, projections=Projections(gate="sigmoid"))), torch.randn(1, 5, 8)
+    plain = attention(Node(2, 2, 4))
+    plain.load_state_dict(gated.state_dict(), strict=False)
+    layout = Layout.unpadded(1, 5)
+    assert gated.gate is not None
+    torch.nn.init.zeros_(gated.gate.weight)
+    assert_close(gated(x, layout), plain(x, layout) / 2)
+    torch.nn.init.eye_(gated.gate.weight)
+    kept = Keep()
+    plain(x, layout, tap=kept)
+    expected = (kept.values["heads"].flatten(-2) * x.sigmoid()) @ plain.output.weight.T
+    assert_close(gated(x, layout), expected)
+
+
+def test_a_norm_after_rotation_sees_the_rotated_heads() -> None:
+    """Llama 4 and metatron. The order matters where the scale is not one number."""
+    after = Projections(norm=RMSNorm(eps=0.0), norm_after_rotation=True)
+    first, second = (
+        attention(Node(2, 2, 4, position=Rotary(100.0), projections=p))
+        for p in (after, Projections(norm=RMSNorm(eps=0.0)))
+    )
+    x, layout = torch.randn(1, 6, 8), Layout.unpadded(1, 6)
+    scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    for module in (first, second):
+        for norm in (module.query_norm, module.key_norm):
+            norm.weight.data = scale.clone()  # type: ignore[union-attr]
+    raw = first.query(x).unflatten(-1, (2, 4)).transpose(1, 2)
+    turned = first.position.turn(raw, layout, keys=False)
+    expected = turned * torch.rsqrt(turned.square().mean(-1, keepdim=True)) * scale
+    kept = Keep()
+    out = first(x, layout, tap=kept)
+    assert_close(kept.values["query"], expected)
+    assert (out - second(x, layout)).abs().max() > 1e-2
+
+
+def test_queries_grow_with_the_logarithm_of_their_position() -> None:
+    """Llama 4: 1 + factor * ln(1 + floor((position + 1) / floor)), 1 below position floor - 1."""
+    node = Node(1, 1, 4, score=Score(query_scale=LogScale(4, 0.1)))
+    query = attention(node).scaled_by_position(torch.ones(1, 1, 9, 4), Layout.unpadded(1, 9))
+    factors = query[0, 0, :, 0]
+    assert factors[:3].tolist() == [1, 1, 1]
+    assert factors[3:7].tolist() == pytest.approx([1 + 0.1 * math.log(2)] * 4)
+    assert factors[7:].tolist() == pytest.approx([1 + 0.1 * math.log(3)] * 2)
+
+
 @pytest.mark.parametrize(
-    "node",
-    [
-        Node(2, 2, 4, projections=Projections(gate="sigmoid")),
-        Node(2, 2, 4, projections=Projections(norm=RMSNorm(), norm_after_rotation=True)),
-        Node(2, 2, 4, position=Alibi()),
-        Node(2, 2, 4, position=Rotary(axes=Axes((1, 1)))),
-        Node(2, 2, 4, score=Score(query_scale=LogScale(4, 0.1))),
-    ],
-    ids=["gate", "norm-after", "alibi", "axes", "query-scale"],
+    "score", [Additive(4), General(), Concat(4), Location(9)], ids=lambda s: type(s).__name__
 )
-def test_what_cannot_be_run_is_refused_by_name_and_never_left_out(node: Node) -> None:
-    with pytest.raises(UnsupportedError, match="can be described but not run"):
-        Attention(node, 8)
+def test_scores_that_cannot_be_run_are_refused_by_name(score: Any) -> None:
+    with pytest.raises(UnsupportedError, match=f"{type(score).__name__} scores can be described but not run"):
+        attention(Node(2, 2, 4, score=score))
 
 
 def test_heads_that_cannot_share_evenly_are_refused() -> None:

@@ -10,16 +10,19 @@ import torch
 from qkv import spec
 from qkv.errors import RequestError
 from qkv.nn import ContiguousCache, Layout
-from qkv.nn.positions import Learned, Rotary, Sinusoidal, rotate
+from qkv.nn.positions import Learned, Sinusoidal
+from qkv.nn.rotary import Rotary, rotate
 from tests.matrix.variants import attention, model, pre_norm
 from tests.support import assert_close
 
 
 def turned(x: list[float], position: int, node: spec.Rotary) -> torch.Tensor:
     at = torch.tensor([[position]])
-    return Rotary(node, len(x))(
-        torch.tensor(x, dtype=torch.float32)[None, None, None], Layout(at, at), keys=False
-    ).flatten()
+    return (
+        Rotary(node, len(x))
+        .turn(torch.tensor(x, dtype=torch.float32)[None, None, None], Layout(at, at), keys=False)
+        .flatten()
+    )
 
 
 def test_the_two_pairings_of_a_checkpoint() -> None:
@@ -60,7 +63,7 @@ def test_scores_depend_on_the_distance_only(pairs: str, shift: int) -> None:
 def test_rotation_keeps_lengths() -> None:
     x = torch.randn(2, 3, 4, 8)
     positions = torch.arange(4).expand(2, 4)
-    out = Rotary(spec.Rotary(), 8)(x, Layout(positions, positions), keys=False)
+    out = Rotary(spec.Rotary(), 8).turn(x, Layout(positions, positions), keys=False)
     assert_close(out.norm(dim=-1), x.norm(dim=-1))
 
 
@@ -81,7 +84,7 @@ def test_angles_are_fp32_whatever_the_stream(dtype: torch.dtype) -> None:
     assert float(cosine[0, 0, 0, 1]) == pytest.approx(0.306693, abs=5e-5)  # fp32 of an angle near 1044
     x = torch.zeros(1, 1, 1, 32, dtype=dtype)
     x[..., 1] = 1
-    assert float(rotary(x, Layout(at, at), keys=False)[0, 0, 0, 1]) == pytest.approx(0.306693, abs=2e-3)
+    assert float(rotary.turn(x, Layout(at, at), keys=False)[0, 0, 0, 1]) == pytest.approx(0.306693, abs=2e-3)
 
 
 def test_a_base_that_grows_with_the_call_does_not_stay_grown() -> None:
@@ -135,7 +138,7 @@ def test_neighbouring_positions_stay_apart_in_a_bfloat16_model(one: int, other: 
     rotary = Rotary(spec.Rotary(), 4)
     for position in (one, other):
         at = torch.tensor([[position]])
-        out = rotary(x, Layout(at, at), keys=False).float().flatten()
+        out = rotary.turn(x, Layout(at, at), keys=False).float().flatten()
         assert float(out[0]) == pytest.approx(math.cos(position), abs=4e-3)
 
 

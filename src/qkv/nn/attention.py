@@ -1,6 +1,8 @@
-"""Self-attention in five stages: project, score, bias and mask, normalise, mix."""
+"""Attention in five stages: project, score, bias and mask, normalise, mix."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -9,37 +11,92 @@ from torch import Tensor, nn
 from qkv import spec
 from qkv.errors import ConfigError, UnsupportedError
 from qkv.nn.backends import Backend, Reference
-from qkv.nn.build import build_if, implements
+from qkv.nn.build import build, build_if, implements
 from qkv.nn.cache import Cache
+from qkv.nn.feed_forward import activation
 from qkv.nn.layout import Layout
 from qkv.nn.linear import Linear
-from qkv.nn.positions import Rotary
+from qkv.nn.positions import AttentionPosition
 from qkv.nn.taps import NoTap, Tap
 
 
-@implements(spec.Attention)
-class Attention(nn.Module):
-    """MHA, GQA and MQA: softmax(q k^T / sqrt(head_dim)) v for each head. Vaswani et al. 2017, section 3.2.
-
-    Taps: query (batch, heads, length, head_dim); key and value at kv_heads, before they are cached;
-    scores and weights (batch, heads, query, key); heads (batch, length, heads, value_dim); output.
-    """
+class Projected(nn.Module):
+    """What stands between the stream and the heads: four maps, and norms, bounds and a gate where given."""
 
     backend: Backend = Reference()
 
-    def __init__(self, node: spec.Attention, width: int):
+    def __init__(self, node: spec.Attention | spec.CrossAttention, width: int, source_width: int):
         super().__init__()
+        _refuse(node)
         self.node = node
         value_dim, through = node.value_dim or node.head_dim, node.projections
         self.query = Linear(width, node.heads * node.head_dim, "q" in through.bias)
-        self.key = Linear(width, node.kv_heads * node.head_dim, "k" in through.bias)
-        self.value = Linear(width, node.kv_heads * value_dim, "v" in through.bias)
+        self.key = Linear(source_width, node.kv_heads * node.head_dim, "k" in through.bias)
+        self.value = Linear(source_width, node.kv_heads * value_dim, "v" in through.bias)
         self.output = Linear(node.heads * value_dim, width, "o" in through.bias)
+        self.gate = Linear(width, node.heads * value_dim) if through.gate else None
         self.query_norm = build_if(through.norm, *through.norm_sizes(node.heads, node.head_dim))
         self.key_norm = build_if(through.norm, *through.norm_sizes(node.kv_heads, node.head_dim))
-        self.sink = nn.Parameter(torch.empty(node.heads)) if node.score.sink else None
-        _refuse_unknown(node)
-        self.rotary = Rotary(node.position, node.head_dim) if isinstance(node.position, spec.Rotary) else None
+        sink = isinstance(node.score, spec.Score) and node.score.sink
+        self.sink = nn.Parameter(torch.empty(node.heads)) if sink else None
+
+    @property
+    def scale(self) -> float:
+        """What the product of a query and a key is multiplied by."""
+        given: float | None = self.node.score.scale
+        return self.node.head_dim**-0.5 if given is None else given
+
+    def as_queries(self, x: Tensor) -> Float[Tensor, "batch heads length head_dim"]:
+        return self._heads(self.query(x), self.node.heads, self.query_norm, x.dtype)
+
+    def as_keys(self, x: Tensor) -> Float[Tensor, "batch kv_heads length head_dim"]:
+        return self._heads(self.key(x), self.node.kv_heads, self.key_norm, x.dtype)
+
+    def as_values(self, x: Tensor) -> Float[Tensor, "batch kv_heads length value_dim"]:
+        return self._heads(self.value(x), self.node.kv_heads, None, x.dtype)
+
+    def _heads(self, x: Tensor, heads: int, norm: nn.Module | None, dtype: torch.dtype) -> Tensor:
+        """Bounded, normalised and split, in the stream's type, also where a part is kept in another."""
+        through = self.node.projections
+        if through.clip is not None:
+            x = x.clamp(-through.clip, through.clip)
+        if norm is not None and not through.norm_after_rotation:
+            x = self.normalised(x, heads, norm)
+        return x.unflatten(-1, (heads, -1)).transpose(1, 2).to(dtype)
+
+    def normalised(self, x: Tensor, heads: int, norm: nn.Module) -> Tensor:
+        """Over all heads at once, or each by itself. x and the result are (batch, length, heads * dim)."""
+        if self.node.projections.norm_over == "all":
+            return cast(Tensor, norm(x))
+        return cast(Tensor, norm(x.unflatten(-1, (heads, -1))).flatten(-2))
+
+    def mixed(
+        self, heads: Float[Tensor, "batch heads length value_dim"], x: Tensor, tap: Tap
+    ) -> Float[Tensor, "batch length width"]:
+        """The heads side by side, gated by the input where there is a gate, through the last map."""
+        out = heads.transpose(1, 2)
+        if self.gate is not None:
+            gate = activation(self.node.projections.gate or "")(self.gate(x))
+            out = out * gate.unflatten(-1, out.shape[-2:])
+        return tap("output", self.output(tap("heads", out).flatten(-2)))
+
+
+@implements(spec.Attention)
+class Attention(Projected):
+    """MHA, GQA and MQA: softmax(q k^T / sqrt(head_dim)) v for each head. Vaswani et al. 2017, section 3.2.
+
+    Taps: query (batch, heads, length, head_dim); key and value at kv_heads, before they are cached;
+    scores and weights (batch, heads, query, key); heads (batch, length, heads, value_dim), as the
+    last map reads them; output.
+    """
+
+    def __init__(self, node: spec.Attention, width: int):
+        super().__init__(node, width, width)
+        self.position: AttentionPosition = (
+            cast(AttentionPosition, build(node.position, width, node.heads, node.head_dim))
+            if node.position is not None
+            else AttentionPosition()
+        )
 
     def forward(
         self,
@@ -49,57 +106,85 @@ class Attention(nn.Module):
         name: str = "",
         tap: Tap = NoTap(),
     ) -> Float[Tensor, "batch length width"]:
-        query, key, value = self.project(x)
-        if self.rotary is not None:
-            query = self.rotary(query, layout, keys=False)
-            if cache is None or not self.rotary.by_length:
-                key = self.rotary(key, layout, keys=False)
+        late = cache is not None and self.position.by_length  # a base that changes turns old keys too
+        query, key, value = self.as_queries(x), self.as_keys(x), self.as_values(x)
+        query = self.placed(query, layout, self.query_norm)
+        key = key if late else self.placed(key, layout, self.key_norm)
+        query = self.scaled_by_position(query, layout)
         query, key, value = tap("query", query), tap("key", key), tap("value", value)
         if cache is not None:
             key, value = cache.store(name, key, value)
-            if self.rotary is not None and self.rotary.by_length:
-                key = self.rotary(key, layout, keys=True)  # a base that changed turns old keys too
-        visible = layout.visible(self.node.mask)
-        mixed = self.backend.attend(query, key, value, visible, self.node.score, self.sink, tap=tap)
-        heads = tap("heads", mixed.transpose(1, 2))
-        return tap("output", self.output(heads.flatten(-2)))
+        if late:
+            key = self.placed(key, layout, self.key_norm, keys=True)
+        heads = self.backend.attend(
+            query,
+            key,
+            value,
+            layout.visible(self.node.mask),
+            self.node.score,
+            sink=self.sink,
+            bias=self.position.bias(query, key, layout, self),
+            beside=lambda weights: self.position.values(weights, layout),
+            tap=tap,
+        )
+        return self.mixed(heads, x, tap)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values by head, (batch, heads, length, dim); clipped and normalised.
+    def placed(self, x: Tensor, layout: Layout, norm: nn.Module | None, keys: bool = False) -> Tensor:
+        """Queries or keys turned to their positions, and normalised where that comes last."""
+        x = self.position.turn(x, layout, keys)
+        if norm is not None and self.node.projections.norm_after_rotation:
+            flat = self.normalised(x.transpose(1, 2).flatten(-2), x.shape[1], norm)
+            x = flat.unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
+        return x
 
-        In the stream's type, also where one of the parts is kept in another.
-        """
-        through = self.node.projections
-        query, key, value = self.query(x), self.key(x), self.value(x)
-        if through.clip is not None:
-            query, key, value = (t.clamp(-through.clip, through.clip) for t in (query, key, value))
-        query = self.normalised(query, self.query_norm, self.node.heads)
-        key = self.normalised(key, self.key_norm, self.node.kv_heads)
-        value = value.unflatten(-1, (self.node.kv_heads, -1))
-        query, key, value = (t.to(x.dtype).transpose(1, 2) for t in (query, key, value))
-        return query, key, value
-
-    def normalised(self, x: Tensor, norm: nn.Module | None, heads: int) -> Tensor:
-        """Split into heads; the norm over all heads at once comes before the split."""
-        if norm is not None and self.node.projections.norm_over == "all":
-            return norm(x).unflatten(-1, (heads, -1))
-        x = x.unflatten(-1, (heads, -1))
-        return x if norm is None else norm(x)
+    def scaled_by_position(self, query: Tensor, layout: Layout) -> Tensor:
+        grows = self.node.score.query_scale
+        if grows is None:
+            return query
+        steps = torch.floor((layout.positions.clamp(min=0).float() + 1) / grows.floor)
+        factor = 1 + grows.factor * torch.log1p(steps)
+        return (query * factor[:, None, :, None]).to(query.dtype)
 
 
-def _refuse_unknown(node: spec.Attention) -> None:
+@implements(spec.CrossAttention)
+class CrossAttention(Projected):
+    """Queries from this stream, keys and values from another. Vaswani et al. 2017, section 3.2.3.
+
+    Keys and values are made once and kept in the cache. Taps as in `Attention`.
+    """
+
+    def __init__(self, node: spec.CrossAttention, width: int):
+        super().__init__(node, width, node.source_width)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length width"],
+        layout: Layout,
+        cache: Cache | None = None,
+        name: str = "",
+        tap: Tap = NoTap(),
+    ) -> Float[Tensor, "batch length width"]:
+        """`layout` is this stream's; it holds the rows of the other as its `source`."""
+        source = layout.source
+        if source is None:
+            raise UnsupportedError("Cross-attention has nothing to read: give the call a source.")
+
+        def read() -> tuple[Tensor, Tensor]:
+            return self.as_keys(source.states), self.as_values(source.states)
+
+        key, value = read() if cache is None else cache.keep(name, read)
+        query, key, value = tap("query", self.as_queries(x)), tap("key", key), tap("value", value)
+        visible = source.visible(self.node.mask, layout)
+        score = self.node.score
+        return self.mixed(
+            self.backend.attend(query, key, value, visible, score, sink=self.sink, tap=tap), x, tap
+        )
+
+
+def _refuse(node: spec.Attention | spec.CrossAttention) -> None:
     """What this module would otherwise leave out in silence."""
-    through, position = node.projections, node.position
     if node.heads % node.kv_heads:
         raise ConfigError(f"{node.heads} heads cannot share {node.kv_heads} key/value heads evenly.")
-    reasons = {
-        "gated heads": through.gate is not None,
-        "queries scaled by position": node.score.query_scale is not None,
-        "norms after rotation": through.norm is not None and through.norm_after_rotation,
-        f"{type(position).__name__} positions": not isinstance(position, spec.Rotary | None),
-        "positions on several axes": isinstance(position, spec.Rotary) and position.axes is not None,
-        f"{type(node.score).__name__} scores": type(node.score) not in (spec.Score, spec.Dot),
-    }
-    for reason, present in reasons.items():
-        if present:
-            raise UnsupportedError(f"Attention with {reason} can be described but not run in torch yet.")
+    if type(node.score) not in (spec.Score, spec.Dot):
+        kind = type(node.score).__name__
+        raise UnsupportedError(f"Attention with {kind} scores can be described but not run in torch yet.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from qkv import spec
 from qkv.nn.taps import NoTap, Tap
+
+Beside = Callable[[Tensor], Tensor | None]
 
 
 class Backend(Protocol):
@@ -26,11 +29,13 @@ class Backend(Protocol):
         score: spec.Score,
         sink: Float[Tensor, " heads"] | None = None,
         bias: Float[Tensor, "#batch heads query key"] | None = None,
+        beside: Beside | None = None,
         tap: Tap = NoTap(),
     ) -> Float[Tensor, "batch heads query value_dim"]:
         """The mixed values. A query that sees nothing gets zeros, and finite gradients.
 
-        Query head h reads key/value head h // (heads / kv_heads).
+        Query head h reads key/value head h // (heads / kv_heads). `bias` is added to the scaled
+        scores; `beside` gives from the weights what is added to the mixed values, or None.
         """
         ...
 
@@ -53,6 +58,7 @@ class Reference:
         score: spec.Score,
         sink: Tensor | None = None,
         bias: Tensor | None = None,
+        beside: Beside | None = None,
         tap: Tap = NoTap(),
     ) -> Tensor:
         batch, heads, queries, head_dim = query.shape
@@ -68,7 +74,9 @@ class Reference:
         scores = tap("scores", scores.masked_fill(~visible[:, None], float("-inf")))
         weights = tap("weights", normalise(scores, sink))
         mixed = weights.to(value.dtype).view(batch, kv_heads, -1, keys) @ value
-        return mixed.view(batch, heads, queries, -1)
+        mixed = mixed.view(batch, heads, queries, -1)
+        more = beside(weights) if beside is not None else None
+        return mixed if more is None else mixed + more.to(mixed.dtype)
 
 
 def normalise(scores: Tensor, sink: Tensor | None = None) -> Tensor:

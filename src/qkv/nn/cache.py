@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from qkv.errors import CapacityError, RequestError
 from qkv.nn.layout import Layout
-from qkv.spec import Attention, Stack
+from qkv.spec import Attention, LatentAttention, Stack
 
 
 class Cache(Protocol):
@@ -31,16 +32,28 @@ class Cache(Protocol):
         ...
 
     def store(
-        self,
-        layer: str,
-        key: Float[Tensor, "batch kv_heads length head_dim"],
-        value: Float[Tensor, "batch kv_heads length value_dim"],
-    ) -> tuple[Float[Tensor, "batch kv_heads key head_dim"], Float[Tensor, "batch kv_heads key value_dim"]]:
-        """Keeps the call's keys and values of a layer; returns those of all tokens so far."""
+        self, layer: str, *new: Float[Tensor, "batch heads length dim"]
+    ) -> tuple[Float[Tensor, "batch heads key dim"], ...]:
+        """Keeps what a layer makes of the call's tokens; returns the same of all tokens so far.
+
+        How many tensors and of what sizes: the mixer's `cached()`.
+        """
+        ...
+
+    def keep(self, name: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What `make` gives at the first call, at every call: the keys and values of a source."""
+        ...
+
+    def state(self, layer: str) -> tuple[Tensor, ...] | None:
+        """A recurrent layer's state after the tokens before this call; None at the beginning."""
+        ...
+
+    def set_state(self, layer: str, *state: Tensor) -> None:
+        """The state after this call's tokens, as new tensors: the old ones are the way back."""
         ...
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` slots."""
+        """Forgets all but the first `length` slots. States can go back one call, or to the beginning."""
         ...
 
 
@@ -62,6 +75,9 @@ class ContiguousCache:
         self.batch, self.capacity = batch, capacity
         self._length = 0
         self._start = 0  # of the call in progress
+        self._kept: dict[str, tuple[Tensor, ...]] = {}
+        self._states: dict[str, tuple[Tensor, ...]] = {}
+        self._before: dict[str, tuple[Tensor, ...]] = {}  # the states at _start
         try:
             self.positions = torch.full((batch, capacity), -1, dtype=torch.long, device=device)
 
@@ -69,10 +85,10 @@ class ContiguousCache:
                 return torch.zeros(batch, heads, capacity, dim, dtype=dtype, device=device)
 
             self.layers = {
-                f"{i}.{name}": (room(m.kv_heads, m.head_dim), room(m.kv_heads, m.value_dim or m.head_dim))
+                f"{i}.{name}": tuple(room(*size) for size in mixer.cached())
                 for i, layer in enumerate(stack.layers)
-                for name, m in layer.mixers()
-                if isinstance(m, Attention)
+                for name, mixer in layer.mixers()
+                if isinstance(mixer, Attention | LatentAttention)
             }
         except RuntimeError:
             raise CapacityError(
@@ -99,24 +115,43 @@ class ContiguousCache:
         positions = torch.where(layout.positions >= 0, layout.positions + before, -1)
         self.positions[:, start:end] = positions
         self._start, self._length = start, end
+        self._before = dict(self._states)
         return replace(layout, positions=positions, key_positions=self.positions[:, :end], _memo={})
 
-    def store(self, layer: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.layers[layer]
-        keys[:, :, self._start : self._length] = key
-        values[:, :, self._start : self._length] = value
-        return keys[:, :, : self._length], values[:, :, : self._length]
+    def store(self, layer: str, *new: Tensor) -> tuple[Tensor, ...]:
+        held = self.layers[layer]
+        for tensor, values in zip(held, new, strict=True):
+            tensor[:, :, self._start : self._length] = values
+        return tuple(tensor[:, :, : self._length] for tensor in held)
+
+    def keep(self, name: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
+    def state(self, layer: str) -> tuple[Tensor, ...] | None:
+        return self._states.get(layer)
+
+    def set_state(self, layer: str, *state: Tensor) -> None:
+        self._states[layer] = state
 
     def reset(self) -> None:
         """Forgets everything; the memory stays."""
-        self.positions.fill_(-1)
-        self._length = self._start = 0
+        self._kept.clear()
+        self.truncate(0)
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` slots: the way back after an error or a rejected guess."""
+        """The way back after an error or a rejected guess."""
+        if self._states and 0 < length < self._length and length != self._start:
+            raise CapacityError(
+                f"A recurrent state cannot go back to {length:,} tokens: it kept none on the way."
+            )
+        if length < self._length:
+            self._states = dict(self._before) if length and length == self._start else {}
         self.positions[:, length:] = -1
         self._length = self._start = min(length, self._length)
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for pair in self.layers.values() for tensor in pair)
+        held = [*self.layers.values(), *self._kept.values(), *self._states.values()]
+        return sum(tensor.nbytes for tensors in held for tensor in tensors)

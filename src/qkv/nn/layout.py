@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.errors import RequestError
@@ -21,6 +21,7 @@ class Layout:
     Position -1 marks a token that is not there: padding, or a cache slot not filled. Documents
     number packed sequences; `prefix` is the length of each row's prefix (prefix-LM). `total` is how
     long each row will be once all its chunks are read, where a call reads only one of them.
+    `source` is what cross-attention reads.
     """
 
     positions: Int[Tensor, "batch query"]
@@ -29,6 +30,7 @@ class Layout:
     key_documents: Int[Tensor, "batch key"] | None = None
     prefix: Int[Tensor, " batch"] | None = None
     total: Int[Tensor, " batch"] | None = None
+    source: Source | None = None
     _memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -102,3 +104,16 @@ class Layout:
             return torch.where(same, self.key_positions[:, None, :], -1).amax(-1) + 1
         held = self.key_positions.amax(-1) + 1
         return (held if self.total is None else torch.maximum(held, self.total))[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The rows of another stack that cross-attention reads, and where they stand (-1: not there)."""
+
+    states: Float[Tensor, "batch rows source_width"]
+    positions: Int[Tensor, "batch rows"]
+
+    def visible(self, mask: Mask, layout: Layout) -> Bool[Tensor, "batch query rows"]:
+        """What the mask shows of these rows to a stream's queries."""
+        asked = Layout(layout.positions, self.positions)
+        return layout.once(("source", mask), lambda: asked.visible(mask))

@@ -1,6 +1,8 @@
-"""Positions: rows added to the embedding, and angles that rotate queries and keys."""
+"""Positions that are added to the embedding; and what a scheme may do inside attention."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -10,6 +12,9 @@ from qkv import spec
 from qkv.errors import RequestError
 from qkv.nn.build import implements
 from qkv.nn.layout import Layout
+
+if TYPE_CHECKING:
+    from qkv.nn.attention import Attention
 
 
 @implements(spec.Learned)
@@ -48,61 +53,32 @@ class Sinusoidal(nn.Module):
         return torch.stack([sine, cosine], -1).flatten(-2)
 
 
-class Rotary:
-    """Turns pairs of dimensions of queries and keys by position times frequency. Su et al. 2021.
+class AttentionPosition(nn.Module):
+    """A position scheme inside attention: it turns queries and keys, biases scores, or adds to values.
 
-    It has no parameters. Frequencies come from the description; positions, frequencies and angles
-    are fp32, as a half-precision angle at position 1857 is off by most of a radian.
+    A scheme overrides what it does; built as `Class(node, width, heads, head_dim)`.
     """
 
-    def __init__(self, node: spec.Rotary, head_dim: int):
-        self.node, self.dims = node, node.dims or head_dim
-        self.head_dim = head_dim
+    by_length = False  # whether turning depends on the total length: then keys are cached unturned
 
-    @property
-    def by_length(self) -> bool:
-        """Whether frequencies depend on the total length: then keys are cached before rotation."""
-        return isinstance(self.node.scaling, spec.DynamicNTK | spec.LongRope)
-
-    def angles(
-        self, layout: Layout, positions: Int[Tensor, "batch length"]
-    ) -> tuple[Float[Tensor, "batch 1 length pairs"], Float[Tensor, "batch 1 length pairs"]]:
-        """Cosines and sines, times the scaling's attention factor.
-
-        Frequencies follow from the length of the sequence a token stands in, never from its batch
-        mates' or from how it was cut into chunks.
-        """
-        lengths = layout.lengths if self.by_length else torch.zeros(1, 1, dtype=torch.long)
-        known, place = lengths.cpu().unique(return_inverse=True)
-        each = [self.node.frequencies(self.head_dim, int(length)) for length in known]
-        frequencies = torch.stack([torch.from_numpy(values) for values, _ in each])[place]
-        factors = torch.tensor([factor for _, factor in each], dtype=torch.float32)[place]
-        frequencies, factors = frequencies.to(positions.device), factors.to(positions.device)
-        angles = positions[:, None, :, None].float() * frequencies[:, None]
-        return angles.cos() * factors[:, None, :, None], angles.sin() * factors[:, None, :, None]
-
-    def __call__(
+    def turn(
         self, x: Float[Tensor, "batch heads length head_dim"], layout: Layout, keys: bool
     ) -> Float[Tensor, "batch heads length head_dim"]:
-        """Rotated at the layout's query positions, or at its key positions."""
-        positions = layout.key_positions if keys else layout.positions
-        cosine, sine = layout.once(
-            ("rotary", self.node, self.head_dim, keys), lambda: self.angles(layout, positions)
-        )
-        return rotate(x, cosine, sine, self.node.pairs)
+        """Queries, at the layout's positions, or keys, at its key positions."""
+        return x
 
+    def bias(
+        self,
+        query: Float[Tensor, "batch heads query head_dim"],
+        key: Float[Tensor, "batch kv_heads key head_dim"],
+        layout: Layout,
+        attention: Attention,
+    ) -> Float[Tensor, "#batch heads query key"] | None:
+        """What is added to the scaled scores, in fp32."""
+        return None
 
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor, pairs: str = "half") -> Tensor:
-    """The first dimensions of x (..., head_dim) turned by the angles (..., pairs); the rest untouched.
-
-    "half" pairs dimension i with i + pairs, "interleaved" 2i with 2i + 1.
-    """
-    dims = 2 * cosine.shape[-1]
-    turned, rest = x[..., :dims].float(), x[..., dims:]
-    if pairs == "half":
-        a, b = turned.chunk(2, -1)
-        out = torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
-    else:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        out = torch.stack([a * cosine - b * sine, b * cosine + a * sine], -1).flatten(-2)
-    return torch.cat([out.to(x.dtype), rest], -1) if rest.shape[-1] else out.to(x.dtype)
+    def values(
+        self, weights: Float[Tensor, "batch heads query key"], layout: Layout
+    ) -> Float[Tensor, "batch heads query value_dim"] | None:
+        """What the weights mix in beside the values."""
+        return None

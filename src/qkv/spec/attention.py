@@ -112,6 +112,10 @@ class Attention(Node):
         yield from _projected(self, width, width)
         yield from part("position", self.position, width, self.heads, self.head_dim)
 
+    def cached(self) -> tuple[tuple[int, int], ...]:
+        """What is kept of a token: the number of heads and the size of each, of keys and of values."""
+        return (self.kv_heads, self.head_dim), (self.kv_heads, self.value_dim or self.head_dim)
+
     def cache_values(self, length: int, source: int) -> int:
         """Values one sequence keeps: keys and values of the positions a query can still need."""
         reach = self.mask.reach
@@ -202,6 +206,10 @@ class LatentAttention(Node):
         yield from linear("key_up", self.heads * self.head_dim, self.rank)
         yield from linear("value_up", self.heads * self.value_dim, self.rank)
         yield from linear("output", width, self.heads * self.value_dim, "o" in self.bias)
+
+    def cached(self) -> tuple[tuple[int, int], ...]:
+        """What is kept of a token: the latent, and the rotated key that all heads share."""
+        return (1, self.rank), (1, self.rotary_dim)
 
     def cache_values(self, length: int, source: int) -> int:
         return (self.rank + self.rotary_dim) * length

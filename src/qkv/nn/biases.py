@@ -1,0 +1,1 @@
+"""Positions that bias the score: fixed slopes, learned buckets, vectors and sinusoids of the distance."""
