@@ -64,19 +64,24 @@ def test_a_page_that_cannot_be_written_is_one_sentence(run: Run, llama: Path, tm
 
 def test_a_structure_that_is_not_known_cannot_be_drawn(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"model_type": "nothing_known", "hidden_size": 8}))
+    config.write_text(json.dumps({"model_type": "nothing_known", "hidden_size": 8, "use_cache": 1, "odd": 2}))
     status, out, _ = run("inspect", config)
     assert status == 0 and "hidden_size = 8" in out and "not known yet" in out
+    assert "odd" in out and "use_cache" not in out  # what never matters is not called unknown
     status, _, err = run("inspect", config, "--svg", tmp_path / "x.svg")
     assert status != 0 and "nothing to draw" in err
 
 
-def test_compare_two_sizes_of_llama(run: Run, llama: Path) -> None:
+def test_compare_two_sizes_of_llama(run: Run, llama: Path, tmp_path: Path) -> None:
     other = llama.with_name("meta-llama--Meta-Llama-3.1-70B_config.json")
     status, out, _ = run("compare", llama, other)
     assert status == 0 and "+ 80 layers, width 8,192" in out and "x8.79" in out
     status, out, _ = run("compare", llama, other, "--json")
     assert json.loads(out)["changes"][0]["title"] == "Tokens"
+    page = tmp_path / "both.html"
+    status, out, err = run("compare", llama, other, "--html", page)
+    assert (status, out, err) == (0, "", f"wrote {page}\n")
+    assert "80 layers, width 8,192" in page.read_text(encoding="utf-8")
 
 
 def test_a_missing_source_is_one_sentence(run: Run) -> None:

@@ -13,7 +13,8 @@ import pytest
 import qkv
 from qkv.errors import QkvError, SourceError
 from qkv.inspection import diagram, page
-from qkv.inspection.diagram import masks
+from qkv.inspection.folding import folded
+from qkv.inspection.pictures import masks
 from qkv.inspection.steps import stacks
 from tests.spec import descriptions as of
 
@@ -35,13 +36,14 @@ def test_llama_3_1_8b_reads_as_people_know_it(shared_folder: Path) -> None:
     assert lines["Size"][0] == "32 layers, width 4,096"
     assert lines["Attention"] == ("32 query heads share 8 key/value heads (GQA 4:1), head size 128",)
     assert lines["Positions"][0] == (
-        "rotary, theta 500,000, Llama-3 scaling x8; 29 of 64 pairs unchanged, 29 slowed 8-fold, 6 in between"
+        "rotary, theta 500,000, Llama-3 scaling x8; 29 of 64 pairs unchanged, "
+        "29 slowed by a factor of 8, 6 in between"
     )
     assert lines["Block"][-1] == "gated SiLU feed-forward of 14,336"
     assert lines["Visibility"] == ("every token sees itself and all before it",)
     assert lines["Head"] == ("next token, own output matrix",)
     assert lines["Serving"] == (
-        "131,072 bytes of cache a token in 16 bits: 16.00 GiB at 131,072",
+        "131,072 bytes of cache a token in 16 bits: 16.00 GiB at 131,072 tokens",
         "splits over up to 8 devices without copying keys and values",
     )
 
@@ -116,7 +118,7 @@ def test_every_description_draws_itself(name: str) -> None:
     width, height = (float(root.attrib[side]) for side in ("width", "height"))
     ns = "{http://www.w3.org/2000/svg}"
     frames = [r for r in root.iter(f"{ns}rect") if r.attrib.get("class") == "fold"]
-    assert len(frames) == sum(len(set(stack.layers)) for _, stack in stacks(model))
+    assert len(frames) == sum(len(folded(stack).runs) for _, stack in stacks(model))
     for box in root.iter(f"{ns}rect"):
         right = float(box.attrib.get("x", 0)) + float(box.attrib["width"])
         bottom = float(box.attrib.get("y", 0)) + float(box.attrib["height"])

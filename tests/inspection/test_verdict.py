@@ -226,7 +226,10 @@ def test_t5_has_no_table_and_no_limit() -> None:
     }
     found = verdict_of(t5)
     assert found.hard is None and positions(found.trained) == 512
-    assert "distances from 113 on share the last of 32 buckets (the past)" in found.notes
+    assert found.notes == (
+        "encoder: distances from 91 on share the last of 16 buckets on either side",
+        "decoder: distances from 113 on share the last of 32 buckets",
+    )
 
 
 def test_the_last_bucket_starts_where_t5_puts_it() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qkv.inspection.report import Inspection, wrapped
+from qkv.inspection.report import Inspection, heading, terminal_width, wrapped
 from qkv.spec import difference
 
 
@@ -28,8 +28,13 @@ class Consequence:
     left: int
     right: int
 
+    @property
+    def ratio(self) -> str:
+        """How many times as much the right one has."""
+        return f"x{self.right / self.left:.3g}" if self.left else ""
+
     def __str__(self) -> str:
-        ratio = f", x{self.right / self.left:.3g}" if self.left else ""
+        ratio = f", {self.ratio}" if self.ratio else ""
         return f"{self.what}: {self.left:,} -> {self.right:,}{ratio}"
 
 
@@ -45,9 +50,11 @@ class Comparison:
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
-    def lines(self) -> Iterator[str]:
-        yield f"- {self.left.title}"
-        yield f"+ {self.right.title}"
+    def lines(self, width: int | None = None) -> Iterator[str]:
+        """What only the left has with a -, what only the right has with a +."""
+        width = width or terminal_width()
+        yield from heading(self.left, width, "- ")
+        yield from heading(self.right, width, "+ ")
         if not self.changes:
             yield "The two are described alike."
         for change in self.changes:
@@ -55,13 +62,13 @@ class Comparison:
             label = f"{change.number} {change.title}"
             for sign, lines in (("-", change.left), ("+", change.right)):
                 for line in lines:
-                    yield from wrapped(label, f"{sign} {line}")
+                    yield from wrapped(label, f"{sign} {line}", width)
                     label = ""
         if self.consequences:
             yield ""
             label = "It follows"
             for consequence in self.consequences:
-                yield from wrapped(label, str(consequence))
+                yield from wrapped(label, str(consequence), width)
                 label = ""
 
     def data(self) -> dict[str, Any]:
@@ -79,11 +86,15 @@ class Comparison:
 def between(left: Inspection, right: Inspection) -> Comparison:
     """What differs, and the figures that differ with it."""
     changes = []
-    for mine, theirs in zip(left.steps, right.steps, strict=False):
-        removed = tuple(line for line in mine.lines if line not in theirs.lines)
-        added = tuple(line for line in theirs.lines if line not in mine.lines)
+    mine, theirs = ({step.title: step for step in found.steps} for found in (left, right))
+    order = {step.title: step.number for step in (*left.steps, *right.steps)}
+    for title, number in sorted(order.items(), key=lambda item: item[1]):
+        ours = mine[title].lines if title in mine else ()
+        other = theirs[title].lines if title in theirs else ()
+        removed = tuple(line for line in ours if line not in other)
+        added = tuple(line for line in other if line not in ours)
         if removed or added:
-            changes.append(Change(mine.number, mine.title, removed, added))
+            changes.append(Change(number, title, removed, added))
     return Comparison(left, right, tuple(changes), tuple(_consequences(left, right)))
 
 

@@ -7,24 +7,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qkv.checkpoints import read_gguf
 from qkv.errors import QkvError, SourceError
 from qkv.families import Description, Record, describe, describe_gguf
+from qkv.families.config import IRRELEVANT
 from qkv.inspection.report import Inspection
 from qkv.inspection.steps import Step, Subject, steps
+from qkv.inspection.tokenizer import read_head, tokenizer_words
 from qkv.inspection.verdict import Verdict, verdict
 from qkv.sources import WEIGHT_FILES, find, read_json
-from qkv.spec import Learned
+from qkv.spec import Learned, Model
+from qkv.spec.heads import MultiToken
+from qkv.spec.model import Replace
 
 
 @dataclass(frozen=True)
 class Files:
-    """What the small files of a source say. `tensors` are shapes where a file's header gives them."""
+    """What the small files of a source say.
+
+    `pieces` is a tokenizer.json without its vocabulary; `tensors` are shapes where a file's header
+    gives them.
+    """
 
     name: str
     config: Mapping[str, Any]
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
-    generation: Mapping[str, Any] = field(default_factory=dict)
+    pieces: Mapping[str, Any] = field(default_factory=dict)
     gguf: Mapping[str, Any] | None = None
     tensors: Mapping[str, Any] = field(default_factory=dict)
 
@@ -62,11 +69,13 @@ def _open_json(path: Path) -> Files:
         name or str(path),
         config,
         read_json(beside / "tokenizer_config.json") or {},
-        read_json(beside / "generation_config.json") or {},
+        read_head(beside / "tokenizer.json"),
     )
 
 
 def _open_gguf(path: Path) -> Files:
+    from qkv.checkpoints import read_gguf  # here: a config.json needs no arrays
+
     file = read_gguf(path)
     return Files(path.name, {}, gguf=file.metadata, tensors=file.tensors)
 
@@ -78,20 +87,31 @@ def inspect_files(files: Files) -> Inspection:
         described = _describe(files, record)
     except QkvError as problem:
         return _undescribed(files, str(problem))
-    unknown = tuple(f"{key} = {value!r}"[:160] for key, value in record.unknown.items())
-    key = next((k for k in CONTEXT_KEYS if k in record.taken), "max_position_embeddings")
-    context, found = _context(files, described, key)
-    subject = Subject(described.model, found, context, _tokenizer_words(files))
+    packed: dict[str, Any] = {}
+    for key in ("quantization_config", "quantization"):  # the second is MLX's
+        if isinstance(files.config.get(key), dict):
+            packed = packed or files.config[key]
+            record.unknown.pop(key, None)  # it changes nothing of the structure, and is told with the size
+    context, found = _context(files, described, _context_key(files))
+    subject = Subject(
+        described.model,
+        found,
+        context,
+        tokenizer_words(files.tokenizer, files.pieces, files.gguf),
+        packed=_packed_words(packed) if packed else None,
+        further=_further(files.config, described.model),
+    )
+    dtype = files.config.get("dtype") or files.config.get("torch_dtype")
     return Inspection(
         name=files.name,
         model=described.model,
         steps=steps(subject),
         verdict=found,
         context=context,
-        stored=files.config.get("dtype") or files.config.get("torch_dtype"),
+        stored=str(packed.get("quant_method", "another format")) if packed else dtype,
         evidence=record.taken,
-        unknown=unknown,
-        unstated=tuple(_unstated(files)),
+        unknown=tuple(f"{key} = {value!r}"[:160] for key, value in record.unknown.items()),
+        unstated=tuple(_unstated(files, found, described.model)),
     )
 
 
@@ -104,6 +124,40 @@ CONTEXT_KEYS = (
     "max_target_positions",
     "text_config.max_position_embeddings",
 )
+
+
+def _context_key(files: Files) -> str:
+    """Where the length stands in the file; what is not there is the architecture's own."""
+    if files.gguf is not None:
+        return next((key for key in files.gguf if key.endswith(".context_length")), CONTEXT_KEYS[0])
+    text = files.config.get("text_config")
+    inner = {f"text_config.{key}" for key in text} if isinstance(text, dict) else set()
+    return next((k for k in CONTEXT_KEYS if k in files.config or k in inner), DEFAULT)
+
+
+DEFAULT = "the architecture's default"
+
+
+def _packed_words(packed: Mapping[str, Any]) -> str:
+    """How weights are stored where they are quantised, in the file's own terms."""
+    words = [f"weights packed as {packed.get('quant_method', 'something not named')}"]
+    for key, name in (("fmt", ""), ("bits", " bits"), ("weight_block_size", " blocks")):
+        value = packed.get(key)
+        if isinstance(value, list):
+            value = " x ".join(map(str, value))
+        if value is not None:
+            words.append(f"{value}{name}")
+    kept = packed.get("modules_to_not_convert")
+    if not isinstance(kept, list) or not kept:
+        return ", ".join(words)
+    others = " and others" if len(kept) > 6 else ""
+    return f"{', '.join(words)}; not {', '.join(map(str, kept[:6]))}{others}"
+
+
+def _further(config: Mapping[str, Any], model: Model) -> int:
+    """Layers for guessing ahead that the configuration names and the description leaves out."""
+    count = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
+    return count if isinstance(count, int) and not isinstance(model.head, MultiToken) else 0
 
 
 def _describe(files: Files, record: Record) -> Description:
@@ -125,23 +179,17 @@ def _context(files: Files, described: Description, key: str) -> tuple[int | None
     return context, found
 
 
-def _tokenizer_words(files: Files) -> str | None:
-    """A line on the tokenizer, from its own files."""
-    if files.gguf is not None:
-        kind = {"gpt2": "byte-level BPE", "llama": "SentencePiece BPE", "bert": "WordPiece", "t5": "Unigram"}
-        model = str(files.gguf.get("tokenizer.ggml.model", ""))
-        return f"tokenizer in the file: {kind.get(model, model)}" if model else None
-    name, begin = files.tokenizer.get("tokenizer_class"), files.tokenizer.get("bos_token")
-    begin = begin.get("content") if isinstance(begin, dict) else begin
-    adds = f", begins with {begin}" if begin and files.tokenizer.get("add_bos_token") else ""
-    return f"tokenizer: {name}{adds}" if name else None
-
-
-def _unstated(files: Files) -> list[str]:
+def _unstated(files: Files, context: Verdict, model: Model) -> list[str]:
     """What people ask and these files do not answer."""
     found = ["the training objective beyond the head's own"]
-    if files.gguf is None and not files.tokenizer:
-        found.append("the tokenizer (no tokenizer_config.json beside the configuration)")
+    if context.configured is not None:
+        found.append("how far training went on after the positions were scaled")
+    if any(isinstance(tower.join, Replace) for tower in model.towers):
+        found.append("whether the rows of one image see one another both ways")
+    if files.gguf is None and not files.tokenizer and not files.pieces:
+        found.append(
+            "the tokenizer (neither tokenizer.json nor tokenizer_config.json beside the configuration)"
+        )
     return found
 
 
@@ -164,7 +212,7 @@ def _undescribed(files: Files, problem: str) -> Inspection:
         verdict=Verdict(notes=("the structure is not known, so neither is the context",)),
         context=context if isinstance(context, int) else None,
         evidence={key: data[key] for keys in SHARED.values() for key in keys if key in data},
-        unknown=(problem, *sorted(data.keys() - set(sum(SHARED.values(), ())))),
+        unknown=(problem, *sorted(data.keys() - IRRELEVANT - set(sum(SHARED.values(), ())))),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,7 @@ from qkv.inspection.verdict import Verdict
 from qkv.spec import Model
 from qkv.spec.serial import to_data
 
-WIDTH = 110
+WIDTH, NAME, LABEL = 110, 44, 14
 
 
 @dataclass(frozen=True)
@@ -41,28 +42,39 @@ class Inspection:
     def title(self) -> str:
         if self.model is None:
             return self.name
-        count = self.model.parameters()
-        size = f", {count * BYTES[self.stored] / 1e9:.1f} GB in {self.stored}" if self.stored in BYTES else ""
-        return f"{self.name:<44} {count:,} parameters{size}"
+        return f"{self.name:<{NAME}} {self.size}"
 
-    def lines(self) -> Iterator[str]:
-        """The eight steps in aligned columns."""
-        yield self.title
+    @property
+    def size(self) -> str:
+        """Parameters, and how much room they take where the files say how they are stored."""
+        if self.model is None:
+            return "its structure could not be described"
+        count, stored = self.model.parameters(), self.stored
+        if stored is None:
+            return f"{count:,} parameters"
+        if stored not in BYTES:
+            return f"{count:,} parameters, stored as {stored}"
+        return f"{count:,} parameters, {_decimal(count * BYTES[stored])} in {stored}"
+
+    def lines(self, width: int | None = None) -> Iterator[str]:
+        """The eight steps in aligned columns; `width` None is the terminal's, up to WIDTH."""
+        width = width or terminal_width()
+        yield from heading(self, width)
         yield ""
         for step in self.steps:
             label = f"{step.number} {step.title}"
             for line in step.lines:
-                yield from wrapped(label, line)
+                yield from wrapped(label, line, width)
                 label = ""
             keys = ", ".join(keys_of(step, self.evidence))
             if keys:
-                yield from wrapped("", f"from {keys}")
+                yield from wrapped("", f"from {keys}", width)
         if self.unknown:
             yield ""
-            yield from wrapped("Not known", "; ".join(self.unknown))
+            yield from wrapped("Not known", "; ".join(self.unknown), width)
         if self.unstated:
             yield ""
-            yield from wrapped("Not stated", "in the files: " + "; ".join(self.unstated))
+            yield from wrapped("Not stated", "in the files: " + "; ".join(self.unstated), width)
 
     def data(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
@@ -91,11 +103,18 @@ class Inspection:
         }
 
 
-BYTES: dict[str | None, float] = {"bfloat16": 2, "float16": 2, "float32": 4}
+BYTES: dict[str, float] = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def _decimal(count: float) -> str:
+    """Bytes of files, in decimal units as they are listed."""
+    unit, size = ("GB", 1e9) if count >= 1e9 else ("MB", 1e6)
+    return f"{count / size:,.1f} {unit}"
+
 
 # which keys speak of which step: a word of the key's own name
 WORDS = {
-    "Tokens": ("vocab", "type_vocab", "patch", "image", "mel", "channels", "embedding_multiplier"),
+    "Tokens": ("vocab", "patch", "image", "mel", "channels", "embedding_multiplier"),
     "Size": (
         "hidden_size",
         "layers",
@@ -107,7 +126,7 @@ WORDS = {
         "block_count",
         "embedding_length",
     ),
-    "Attention": ("head", "attention", "attn", "lora_rank", "qk_", "qkv", "linear_"),
+    "Attention": ("head", "attention", "attn", "lora_rank", "qk_", "qkv", "linear_", "d_kv"),
     "Positions": ("position", "alibi", "n_ctx", "max_seq_len", "relative", "context_length"),
     "Block": (
         "norm",
@@ -121,6 +140,12 @@ WORDS = {
         "residual",
         "parallel",
         "moe",
+        "topk",
+        "n_group",
+        "scoring",
+        "first_k_dense",
+        "routed",
+        "swiglu",
     ),
     "Visibility": ("window", "layer_types", "chunk", "causal"),
     "Head": ("tie_", "architectures", "logit", "softcapping"),
@@ -143,7 +168,18 @@ def _step_of(key: str) -> str | None:
     return next((title for title in order if any(word in leaf for word in WORDS[title])), None)
 
 
-def wrapped(label: str, line: str) -> Iterator[str]:
-    for part in textwrap.wrap(line, WIDTH - 14) or [""]:
-        yield f"{label:<13} {part}"
+def terminal_width() -> int:
+    """Of the terminal, or WIDTH where there is none; lines longer than WIDTH are hard to read."""
+    return max(40, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+
+
+def heading(found: Inspection, width: int, sign: str = "") -> Iterator[str]:
+    """The title, on two lines where one does not hold it."""
+    one = f"{sign}{found.title}"
+    yield from (one,) if len(one) <= width else (f"{sign}{found.name}", " " * len(sign) + found.size)
+
+
+def wrapped(label: str, line: str, width: int) -> Iterator[str]:
+    for part in textwrap.wrap(line, width - LABEL, break_on_hyphens=False) or [""]:
+        yield f"{label:<{LABEL}}{part}"
         label = ""

@@ -15,6 +15,7 @@ from qkv.spec import (
     Buckets,
     Chunk,
     DynamicNTK,
+    Frames,
     Interpolation,
     LatentAttention,
     Learned,
@@ -71,7 +72,8 @@ class Verdict:
         elif self.layers:
             yield "no hard limit in the weights"
         if self.trained:
-            yield f"trained to {self.trained.positions:,} ({self.trained.evidence})"
+            before = " before its positions were scaled" if self.configured else ""
+            yield f"trained to {self.trained.positions:,}{before} ({self.trained.evidence})"
         if self.configured:
             yield f"extended by configuration to {self.configured.positions:,} ({self.configured.evidence})"
         if self.opt_in:
@@ -110,6 +112,8 @@ def verdict(
     """
     stack, draft = model.trunk, _Draft()
     _table(stack, draft)
+    if model.encoder is not None and model.encoder is not stack:
+        _encoder(model.encoder, draft)
     positions = [m.position for m in stack.mixers() if isinstance(m, Attention | LatentAttention)]
     rotaries = dict.fromkeys(p for p in positions if isinstance(p, Rotary))
     if rotaries:
@@ -142,6 +146,21 @@ def _table(stack: Stack, draft: _Draft) -> None:
         offset = f" less an offset of {position.offset}" if position.offset else ""
         draft.parts["hard"] = Length(rows, f"{position.rows:,} rows in the position table{offset}")
         draft.parts["trained"] = Length(rows, "the table's rows")
+
+
+def _encoder(stack: Stack, draft: _Draft) -> None:
+    """What the encoder of a pair can read at most, or how far it tells distances apart."""
+    table = stack.input.position
+    if isinstance(table, Learned):
+        rows, each = table.rows - table.offset, 1
+        if isinstance(stack.input, Frames):
+            each = math.prod(stack.input.strides)
+        frames = f", {rows * each:,} frames" if each > 1 else ""
+        draft.notes.append(f"the encoder reads at most {rows:,} rows{frames} (its position table)")
+    positions = (mixer.position for mixer in stack.mixers() if isinstance(mixer, Attention))
+    buckets = next((position for position in positions if isinstance(position, Buckets)), None)
+    if buckets is not None:
+        draft.notes.append(_last_bucket(buckets))
 
 
 def _rotary(scaling: Scaling | None, context: int | None, key: str, draft: _Draft) -> None:
@@ -208,9 +227,14 @@ SCALED: dict[type[Scaling], Any] = {
 def _buckets(position: Buckets, context: int | None, key: str, draft: _Draft) -> None:
     if context:
         draft.parts["trained"] = Length(context, key)
-    last = last_bucket_start(position)
-    side = "both directions" if position.bidirectional else "the past"
-    draft.notes.append(f"distances from {last:,} on share the last of {position.buckets} buckets ({side})")
+    draft.notes.append(_last_bucket(position))
+
+
+def _last_bucket(position: Buckets) -> str:
+    last, count = last_bucket_start(position), position.buckets
+    if position.bidirectional:
+        return f"encoder: distances from {last:,} on share the last of {count // 2} buckets on either side"
+    return f"decoder: distances from {last:,} on share the last of {count} buckets"
 
 
 def last_bucket_start(position: Buckets) -> int:
