@@ -9,7 +9,8 @@ import torch
 
 from qkv.errors import CapacityError, RequestError
 from qkv.nn import ContiguousCache, Layout
-from qkv.spec import DynamicNTK, Rotary
+from qkv.nn.attention import Attention
+from qkv.spec import Attention as Node, DynamicNTK, Rotary, Stack, Tokens, pre_norm
 from tests.matrix.variants import VARIANTS, VOCAB, attention, of
 from tests.support import assert_close, random_model
 
@@ -156,3 +157,107 @@ def test_the_bytes_of_a_cache_are_those_the_description_counts() -> None:
     """D31: 2 * layers * kv_heads * head_dim * bytes a token."""
     cache = ContiguousCache(SPEC.trunk, 3, 10)
     assert cache.bytes == 3 * SPEC.cache_bytes(10, bytes_per_value=4)
+
+
+# --- states and what is read --------------------------------------------------------------------
+
+
+def states_of(cache: ContiguousCache) -> list[torch.Tensor]:
+    return [tensor.clone() for i in (0, 1) for tensor in cache.state(f"{i}.mixer") or ()]
+
+
+HYBRIDS = pytest.mark.parametrize("name", ["gated-delta", "state-space"])
+
+
+@HYBRIDS
+@torch.no_grad()
+def test_a_state_goes_back_one_call_or_to_the_beginning(name: str) -> None:
+    """D27: the states of before the last call are kept; those further back are gone, and it says so."""
+    model, ids = random_model(VARIANTS[name]), tokens(1, 12)
+    cache = ContiguousCache(model.spec.trunk, 1, 12)
+    assert cache.state("0.mixer") is None
+    model(ids[:, :3], cache=cache)
+    after_three = states_of(cache)
+    model(ids[:, 3:5], cache=cache)
+    after_five = states_of(cache)
+    model(ids[:, 5:9], cache=cache)
+    with pytest.raises(CapacityError, match="cannot go back to 4 tokens: it kept none on the way"):
+        cache.truncate(4)
+    with pytest.raises(CapacityError, match="cannot go back to 6 tokens"):
+        cache.truncate(6)
+    assert cache.length == 9
+    cache.truncate(5)
+    assert all(torch.equal(a, b) for a, b in zip(states_of(cache), after_five, strict=True))
+    cache.truncate(5)  # again, and further than it holds, changes nothing
+    cache.truncate(8)
+    assert cache.length == 5 and cache.state("0.mixer") is not None
+    with pytest.raises(CapacityError, match="cannot go back to 3 tokens"):
+        cache.truncate(3)
+    assert not all(torch.equal(a, b) for a, b in zip(after_three, after_five, strict=True))
+    assert_close(model(ids[:, 5:], cache=cache), model(ids)[:, 5:])
+    cache.truncate(0)
+    assert cache.state("0.mixer") is None and cache.length == 0
+    assert_close(model(ids, cache=cache), model(ids))
+
+
+@HYBRIDS
+@torch.no_grad()
+def test_a_call_refused_for_room_leaves_states_as_they_were(name: str) -> None:
+    """Case C7 for states: refused before anything is written, and it still serves."""
+    model, ids = random_model(VARIANTS[name]), tokens(1, 8)
+    cache = ContiguousCache(model.spec.trunk, 1, 6)
+    model(ids[:, :2], cache=cache)
+    model(ids[:, 2:4], cache=cache)
+    before = states_of(cache)
+    with pytest.raises(CapacityError, match="room for 6 tokens and the call needs 8"):
+        model(ids[:, 4:8], cache=cache)
+    assert all(torch.equal(a, b) for a, b in zip(before, states_of(cache), strict=True))
+    assert_close(model(ids[:, 4:6], cache=cache), model(ids[:, :6])[:, 4:])
+
+
+def test_what_is_kept_is_made_once_until_the_beginning_comes_again() -> None:
+    cache, made = ContiguousCache(SPEC.trunk, 1, 4), iter(range(1, 9))
+
+    def make() -> tuple[torch.Tensor, ...]:
+        return (torch.full((2,), float(next(made))),)
+
+    assert [float(cache.keep(name, make)[0][0]) for name in ("a", "a", "b", "a")] == [1, 1, 2, 1]
+    cache.extend(Layout.unpadded(1, 3))
+    cache.truncate(2)
+    assert float(cache.keep("a", make)[0][0]) == 1
+    cache.truncate(0)
+    assert float(cache.keep("a", make)[0][0]) == 3
+    cache.reset()
+    assert float(cache.keep("a", make)[0][0]) == 4
+
+
+@torch.no_grad()
+def test_empty_slots_take_no_part() -> None:
+    """Case C7: room for 4 and 2 held, equal scores over 1 and 3: their mean is 2, not 1."""
+    module = Attention(Node(1, 1, 1), 1)
+    for part, value in ((module.query, 0.0), (module.key, 0.0), (module.value, 1.0), (module.output, 1.0)):
+        torch.nn.init.constant_(part.weight, value)
+    cache = ContiguousCache(Stack(Tokens(2, 1), (pre_norm(Node(1, 1, 1)),)), 1, 4)
+    layout = cache.extend(Layout.unpadded(1, 2))
+    out = module(torch.tensor([[[1.0], [3.0]]]), layout, cache, "0.attention")
+    assert out.flatten().tolist() == [1, 2]
+    assert cache.layers["0.attention"][0].shape[2] == 4
+
+
+@torch.no_grad()
+def test_what_lies_in_unused_slots_is_never_read() -> None:
+    """NaN where nothing was stored yet, and where a rejected guess stood, reaches no output."""
+    model, ids = random_model(SPEC), tokens(2, 6)
+    cache = ContiguousCache(SPEC.trunk, 2, 9)
+
+    def poison(start: int) -> None:
+        for held in cache.layers.values():
+            for tensor in held:
+                tensor[:, :, start:] = float("nan")
+
+    poison(0)
+    model(ids[:, :4], cache=cache)
+    model(ids[:, :3], cache=cache)
+    cache.truncate(4)
+    poison(4)
+    assert_close(model(ids[:, 4:], cache=cache), model(ids)[:, 4:])

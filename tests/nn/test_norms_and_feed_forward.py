@@ -7,8 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from qkv import spec
+from qkv.errors import UnsupportedError
 from qkv.nn.build import build
-from qkv.nn.feed_forward import activation
+from qkv.nn.feed_forward import activation, gated
 from tests.support import assert_close
 
 
@@ -88,11 +89,42 @@ def test_every_gated_unit_is_its_formula(gate: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("gelu", 0.841345), ("gelu_tanh", 0.841192), ("silu", 0.731059), ("relu2", 1.0)]
+    ("name", "value"),
+    [
+        ("gelu", 0.841345),
+        ("gelu_tanh", 0.841192),
+        ("quick_gelu", 0.845796),
+        ("silu", 0.731059),
+        ("relu2", 1.0),
+    ],
 )
 def test_activations_at_one(name: str, value: float) -> None:
-    """D22."""
+    """D22; 1 / (1 + e^-1.702) = 0.845796."""
     assert float(activation(name)(torch.ones(()))) == pytest.approx(value, abs=1e-6)
+
+
+def test_squared_relu() -> None:
+    """So et al. 2021: max(0, x)^2, not x^2 and not max(0, x)."""
+    assert activation("relu2")(torch.tensor([-3.0, 0, 0.5, 3])).tolist() == [0, 0, 0.25, 9]
+
+
+def test_a_clamped_swish() -> None:
+    """gpt-oss: the gate bounded above only, `up` on both sides and moved by 1.
+
+    At (1, 1): sigmoid(1.702) * 2. At (10, -9): 7 * sigmoid(11.914) * (-7 + 1). At (-10, 9):
+    -10 * sigmoid(-17.02) * 8.
+    """
+    swish = spec.ClampedSwish()
+    gate, up = torch.tensor([1.0, 10, -10]), torch.tensor([1.0, -9, 9])
+    expected = [1.691591, -41.999718, -3.246369e-6]
+    assert gated(swish, gate, up).tolist() == pytest.approx(expected, rel=1e-5)
+    assert_close(gated(spec.ClampedSwish(1.0, 1e9, 0.0), gate, up), F.silu(gate) * up)
+
+
+@pytest.mark.parametrize("kind", [spec.Dense, spec.Gated])
+def test_an_unknown_activation_is_refused_when_it_is_built(kind: type[spec.Dense] | type[spec.Gated]) -> None:
+    with pytest.raises(UnsupportedError, match="The activation swoosh is not known"):
+        build(kind("swoosh", 6), 4)
 
 
 def test_the_two_gelus_differ_by_at_most_4_74e_4() -> None:

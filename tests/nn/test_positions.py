@@ -1,19 +1,27 @@
-"""Rotary, learned and sinusoidal positions: golden values and the laws they obey."""
+"""Rotary (on one axis and several), learned and sinusoidal positions: golden values and laws."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+import transformers as hf
+from torch import nn
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
+from transformers.models.qwen3_vl.modeling_qwen3_vl import (
+    Qwen3VLTextRotaryEmbedding,
+    Qwen3VLVisionRotaryEmbedding,
+)
 
 from qkv import spec
-from qkv.errors import RequestError
+from qkv.errors import ConfigError, RequestError
 from qkv.nn import ContiguousCache, Layout
 from qkv.nn.positions import Learned, Sinusoidal
 from qkv.nn.rotary import Rotary, rotate
-from tests.matrix.variants import attention, model, pre_norm
-from tests.support import assert_close
+from tests.matrix.variants import VARIANTS, VOCAB, attention, model, of, pre_norm
+from tests.support import assert_close, random_model
 
 
 def turned(x: list[float], position: int, node: spec.Rotary) -> torch.Tensor:
@@ -182,6 +190,193 @@ def test_the_two_sinusoid_layouts_hold_the_same_numbers() -> None:
     apart = Sinusoidal(spec.Sinusoidal(layout="halves"), 8)(at)
     together = Sinusoidal(spec.Sinusoidal(), 8)(at)
     assert torch.equal(apart, torch.cat([together[..., 0::2], together[..., 1::2]], -1))
+
+
+def test_moving_a_sinusoid_is_a_rotation_that_does_not_depend_on_where() -> None:
+    """D10: PE(p + k) = R_k PE(p), and the rotation is the one rotary positions apply."""
+    node = spec.Rotary(pairs="interleaved")
+    # a pair of PE is (sin, cos); in the order (cos, sin) it is the unit vector turned by the angle
+    pe = (
+        Sinusoidal(spec.Sinusoidal(), 16)(torch.arange(60)[None])[0].unflatten(-1, (8, 2)).flip(-1).flatten(1)
+    )
+    for k in (1, 9):
+        for p in (0, 3, 40):
+            assert torch.allclose(turned(pe[p].tolist(), k, node), pe[p + k], atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_wavelengths_of_a_width_of_512(layout: str) -> None:
+    """D10, E14: 2 pi * 10000^(2i/d), from 6.283 to 60,611."""
+    quarter = Sinusoidal(spec.Sinusoidal(layout=layout), 512)  # type: ignore[arg-type]
+    last, first = (510, 0) if layout == "interleaved" else (255, 0)
+    slow = quarter(torch.tensor([[15_152, 15_153, 30_305, 30_306]]))[0, :, last]
+    assert slow[:2].tolist() == pytest.approx([1, 1], abs=1e-8)  # a quarter of 60,611 is 15,152.7
+    assert slow[2] > 0 > slow[3]  # and half of it is 30,305.5
+    assert float(quarter(torch.tensor([[3]]))[0, 0, first]) == pytest.approx(math.sin(3), abs=1e-6)
+
+
+# --- several axes -----------------------------------------------------------------------------
+
+
+def grid() -> torch.Tensor:
+    """Two tokens of text, an image of 2 x 3, two tokens of text: time, height, width. Qwen2-VL, 2.1."""
+    time = [0, 1, 2, 2, 2, 2, 2, 2, 5, 6]
+    height = [0, 1, 2, 2, 2, 3, 3, 3, 5, 6]
+    width = [0, 1, 2, 3, 4, 2, 3, 4, 5, 6]
+    return torch.tensor([time, height, width])[:, None]
+
+
+def cosines(node: spec.Rotary, head_dim: int, axes: torch.Tensor) -> list[torch.Tensor]:
+    layout = Layout.unpadded(*axes.shape[1:]).on_axes(axes)
+    rotary = Rotary(node, head_dim)
+    return [part[:, 0] for part in rotary.angles(layout, layout.positions, layout.axes)]
+
+
+@pytest.mark.parametrize("sections", [(16, 24, 24), (2, 3, 3)])
+def test_sections_in_blocks_equal_qwen2_vl(sections: tuple[int, ...]) -> None:
+    dim = 2 * sum(sections)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections)}
+    config = hf.Qwen2VLTextConfig(hidden_size=2 * dim, num_attention_heads=2, rope_parameters=rope)
+    theirs = Qwen2VLRotaryEmbedding(config)(torch.zeros(1), grid())
+    ours = cosines(spec.Rotary(axes=spec.Axes(sections)), dim, grid())
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_close(mine, other[..., : dim // 2])
+
+
+@pytest.mark.parametrize("sections", [(24, 20, 20), (4, 2, 2), (5, 1, 2)])
+def test_sections_in_turn_equal_qwen3_vl(sections: tuple[int, ...]) -> None:
+    dim = 2 * sum(sections)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections)}
+    config = hf.Qwen3VLTextConfig(head_dim=dim, rope_parameters=rope)
+    theirs = Qwen3VLTextRotaryEmbedding(config)(torch.zeros(1), grid())
+    ours = cosines(spec.Rotary(axes=spec.Axes(sections, "interleaved")), dim, grid())
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_close(mine, other[..., : dim // 2])
+
+
+def test_two_axes_with_frequencies_of_their_own_equal_a_vision_model() -> None:
+    config = hf.Qwen3VLConfig().vision_config
+    config.hidden_size, config.num_heads = 64, 2
+    config.num_attention_heads = 2
+    theirs = Qwen3VLVisionRotaryEmbedding(config)(torch.zeros(1), grid()[1:].transpose(0, 1))
+    ours = cosines(spec.Rotary(axes=spec.Axes((8, 8), own=True)), 32, grid()[1:])
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_close(mine, other[..., :16])
+
+
+def test_frequencies_of_sections() -> None:
+    """Of its place in the whole head, or beginning again: theta 1e4 and four pairs in two sections."""
+    whole, own = (spec.Rotary(axes=spec.Axes((2, 2), own=own)).frequencies(8, 1)[0] for own in (False, True))
+    assert whole.tolist() == pytest.approx([1, 0.1, 0.01, 0.001])
+    assert own.tolist() == pytest.approx([1, 0.01, 1, 0.01])
+    turns = spec.Rotary(axes=spec.Axes((2, 1, 1), "interleaved", own=True)).frequencies(8, 1)[0]
+    assert turns.tolist() == pytest.approx([1, 1, 1, 0.01])
+
+
+AXES = spec.Rotary(100.0, axes=spec.Axes((1, 1, 1)))
+
+
+@pytest.mark.parametrize("scaling", [None, spec.DynamicNTK(2.0, 8)], ids=["plain", "dynamic"])
+def test_axes_all_equal_to_the_position_are_plain_rotary(scaling: spec.Scaling | None) -> None:
+    tokens, axes = torch.randint(0, VOCAB, (2, 10)), torch.arange(10).expand(3, 2, 10)
+    plain = random_model(of(attention(position=spec.Rotary(100.0, scaling=scaling))))
+    placed = random_model(of(attention(position=replace(AXES, scaling=scaling))))
+    layout = Layout.unpadded(2, 10)
+    assert torch.equal(placed(tokens), plain(tokens))
+    assert torch.equal(placed(tokens, layout=layout.on_axes(axes)), plain(tokens))
+    assert (placed(tokens, layout=layout.on_axes(axes // 2)) - plain(tokens)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("scaling", [None, spec.DynamicNTK(2.0, 8)], ids=["plain", "dynamic"])
+@pytest.mark.parametrize("sizes", [[8, 2], [2, 6, 1, 1], [5, 5], [1] * 10])
+def test_axes_go_on_through_a_cache(scaling: spec.Scaling | None, sizes: list[int]) -> None:
+    """Text after an image counts from the furthest place on any axis; a cut inside the image is exact too."""
+    model = random_model(of(attention(position=replace(AXES, scaling=scaling))))
+    tokens, axes = torch.randint(0, VOCAB, (1, 10)), grid()
+    whole = model(tokens, layout=Layout.unpadded(1, 10).on_axes(axes))
+    cache, start, parts = ContiguousCache(model.spec.trunk, 1, 10), 0, []
+    for size in sizes:
+        piece = slice(start, start + size)
+        layout = Layout.padded(torch.ones(1, size, dtype=torch.long), total=torch.tensor([10]))
+        if start < 8:  # the rest is text, for which nothing need be said
+            before = int(axes[:, :, :start].max()) + 1 if start else 0
+            layout = layout.on_axes(axes[:, :, piece] - before)
+        parts.append(model(tokens[:, piece], layout=layout, cache=cache))
+        start += size
+    assert_close(torch.cat(parts, 1), whole)
+
+
+def test_axes_of_padded_rows_go_on_from_the_tokens_that_are_there() -> None:
+    """An image that only one row has: its furthest place is no other row's, nor is the padding's."""
+    model = random_model(of(attention(position=AXES)))
+    cache, present = ContiguousCache(model.spec.trunk, 2, 11), torch.ones(2, 10, dtype=torch.long)
+    present[1, :6] = 0
+    axes = torch.cat([grid(), torch.full((3, 1, 10), 99)], 1)
+    axes[:, 1, 6:] = torch.arange(4)
+    tokens = torch.randint(0, VOCAB, (2, 11))
+    model(tokens[:, :10], layout=Layout.padded(present).on_axes(axes), cache=cache)
+    last = model(tokens[:, 10:], cache=cache)
+    alone = torch.cat([grid(), torch.full((3, 1, 1), 7)], -1)
+    assert_close(last[0], model(tokens[:1], layout=Layout.unpadded(1, 11).on_axes(alone))[0, -1:])
+    assert_close(last[1], model(tokens[1:, 6:])[0, -1:])
+
+
+def test_a_cache_that_is_emptied_forgets_its_axes() -> None:
+    model, tokens = random_model(of(attention(position=AXES))), torch.randint(0, VOCAB, (1, 10))
+    cache, layout = ContiguousCache(model.spec.trunk, 1, 20), Layout.unpadded(1, 10).on_axes(grid())
+    model(tokens, layout=layout, cache=cache)
+    with pytest.raises(RequestError, match="holds 3 axes and the call has 2"):
+        cache.extend(Layout.unpadded(1, 10).on_axes(grid()[:2]))
+    cache.truncate(2)  # inside the text before the image
+    assert_close(model(tokens[:, 2:], cache=cache), model(tokens)[:, 2:])
+    cache.reset()
+    assert cache.extend(Layout.unpadded(1, 2).on_axes(grid()[:2, :, :2])).axes is not None
+    cache.reset()
+    assert cache.extend(Layout.unpadded(1, 2)).axes is None
+
+
+def test_axes_and_sections_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Sections \(2, 2\) must sum up to the 3 pairs"):
+        Rotary(spec.Rotary(axes=spec.Axes((2, 2))), 6)
+    with pytest.raises(ConfigError, match="cannot take turns"):
+        Rotary(spec.Rotary(axes=spec.Axes((1, 2), "interleaved")), 6)
+    with pytest.raises(RequestError, match="they must be"):
+        Layout.unpadded(1, 4).on_axes(torch.zeros(3, 1, 5, dtype=torch.long))
+    model, layout = random_model(of(attention(position=AXES))), Layout.unpadded(1, 10).on_axes(grid()[:2])
+    with pytest.raises(RequestError, match="has 2 axes, and this model turns by 3"):
+        model(torch.zeros(1, 10, dtype=torch.long), layout=layout)
+
+
+def test_a_cached_pass_that_begins_three_earlier_gives_the_same() -> None:
+    """D15: positions from 3 on, and from 0 on, with the keys in a cache."""
+    model, tokens = random_model(of(attention())), torch.randint(0, VOCAB, (1, 8))
+    outputs = []
+    for first in (3, 0):
+        cache, at = ContiguousCache(model.spec.trunk, 1, 8), torch.arange(first, first + 6)[None]
+        head = model(tokens[:, :6], layout=Layout(at, at), cache=cache)
+        outputs.append(torch.cat([head, model(tokens[:, 6:], cache=cache)], 1))
+    assert_close(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize("kind", ["learned", "rotary"])
+def test_padding_on_either_side_gives_the_logits_of_the_row_alone(kind: str) -> None:
+    """Case P3: mask 00111 and 11100."""
+    model = random_model(VARIANTS["learned-offset" if kind == "learned" else "grouped"])
+    tokens = torch.randint(0, VOCAB, (1, 3))
+    alone, other = model(tokens), torch.zeros(1, 2, dtype=torch.long)
+    left = model(torch.cat([other, tokens], 1), layout=Layout.padded(torch.tensor([[0, 0, 1, 1, 1]])))
+    right = model(torch.cat([tokens, other], 1), layout=Layout.padded(torch.tensor([[1, 1, 1, 0, 0]])))
+    assert_close(left[:, 2:], alone)
+    assert_close(right[:, :3], alone)
+
+
+def test_the_table_of_a_model_for_2048_positions_has_2050_rows() -> None:
+    """Case P16: position 2047 has a row, 2048 none."""
+    table = Learned(spec.Learned(2050, offset=2), 1)
+    nn.init.ones_(table.weight)
+    assert table(torch.tensor([[2047]])).tolist() == [[[1]]]
+    with pytest.raises(RequestError, match="ends at 2,048"):
+        table(torch.tensor([[2048]]))
 
 
 def test_rotating_by_zero_changes_nothing() -> None:

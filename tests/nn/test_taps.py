@@ -9,7 +9,7 @@ import torch
 
 from qkv.errors import RequestError
 from qkv.nn import Taps, Transformer, tap_names
-from tests.matrix.variants import VARIANTS, VOCAB
+from tests.matrix.variants import BIDIRECTIONAL, ENCODER_DECODERS, VARIANTS, VOCAB
 from tests.support import random_model
 
 SPEC = VARIANTS["grouped"]
@@ -85,6 +85,42 @@ def test_weights_are_shares_and_hidden_ones_zero(model: Transformer) -> None:
     for name in taps:
         assert torch.allclose(taps[name].sum(-1), torch.ones(2, 4, 5), atol=1e-6)
         assert (taps[name].triu(1) == 0).all()
+
+
+ALL = VARIANTS | BIDIRECTIONAL | ENCODER_DECODERS
+
+
+def beside(model: Transformer) -> dict[str, torch.Tensor]:
+    return {"source": TOKENS[:, :4]} if model.paired else {}
+
+
+class Copies:
+    """Puts a copy in the place of every value that is offered, and keeps it, by name."""
+
+    def __init__(self, prefix: str = "", kept: dict[str, torch.Tensor] | None = None):
+        self.prefix, self.kept = prefix, {} if kept is None else kept
+
+    def __call__(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        assert self.prefix + name not in self.kept, f"{self.prefix}{name} is offered twice"
+        return self.kept.setdefault(self.prefix + name, value.clone())
+
+    def at(self, *names: str | int) -> Copies:
+        return Copies(self.prefix + "".join(f"{name}." for name in names), self.kept)
+
+    def wants(self, name: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("variant", ALL)
+def test_every_point_of_every_variant_is_offered_and_what_is_put_there_flows_on(variant: str) -> None:
+    """No name that nothing answers to, no value without a name, and none that is then ignored."""
+    network, copies = random_model(ALL[variant]), Copies()
+    out = network(TOKENS, tap=copies, **beside(network))
+    assert sorted(copies.kept) == sorted(tap_names(ALL[variant]))
+    answer = (out * torch.linspace(0.5, 1.5, out.shape[-1])).sum()
+    gradients = torch.autograd.grad(answer, list(copies.kept.values()), allow_unused=True)
+    for name, gradient in zip(copies.kept, gradients, strict=True):
+        assert gradient is not None and gradient.abs().max() > 0, name
 
 
 def test_gradients_flow_to_what_is_read(model: Transformer) -> None:

@@ -58,6 +58,48 @@ def test_interpolation_divides_every_angle() -> None:
     assert np.array_equal(angles(Interpolation(4), 1e4, 64), angles(None, 1e4, 64) / np.float32(4))
 
 
+def test_interpolation_moves_position_m_to_m_over_the_factor() -> None:
+    """D16: f'(x, m) = f(x, m L / L'): position 4096 of a doubled context turns as 2048 of the first."""
+    assert np.array_equal(4096 * angles(Interpolation(2), 1e4, 128), 2048 * angles(None, 1e4, 128))
+
+
+def test_between_positions_scores_stay_near_the_straight_line() -> None:
+    """D16: off by at most d max|h| (s - s1)(s2 - s) / (8 ln c), and d max|h| / 294.73 halfway."""
+    assert 32 * math.log(1e4) == pytest.approx(294.731, abs=5e-4)
+    frequencies = angles(None, 1e4, 128).astype(np.float64)
+    rng = np.random.default_rng(0)
+    largest = 0.0
+    for _ in range(50):
+        h = rng.uniform(-1, 1, 64) + 1j * rng.uniform(-1, 1, 64)
+
+        def score(s: float, h: Any = h) -> float:
+            return float((h * np.exp(1j * s * frequencies)).sum().real)
+
+        start = int(rng.integers(0, 2000))
+        for part in (0.1, 0.5, 0.8):
+            straight = (1 - part) * score(start) + part * score(start + 1)
+            bound = 128 * np.abs(h).max() * part * (1 - part) / (8 * math.log(1e4))
+            assert abs(score(start + part) - straight) <= bound
+            largest = max(largest, abs(score(start + part) - straight) / bound)
+    assert largest > 0.1  # the bound is not empty
+
+
+@pytest.mark.parametrize(("length", "unturned"), [(2048, 23), (4096, 18)])
+def test_pairs_that_never_complete_a_turn(length: int, unturned: int) -> None:
+    """H12 as part 5 reads it: rotary pairs of 64; 23 for LLaMA-1's context, 18 for Llama 2's."""
+    assert (length * angles(None, 1e4, 128) < 2 * math.pi).sum() == unturned
+
+
+@pytest.mark.parametrize(("length", "base"), [(64, 37), (128, 111), (256, 326)])
+def test_a_base_with_the_same_share_of_unturned_pairs(length: int, base: int) -> None:
+    """H12: (L / 2 pi)^(64 / 41) leaves 23 of 64 pairs short of a turn at a small L."""
+    exact = (length / (2 * math.pi)) ** (64 / 41)
+    assert round(exact) == base
+    # pair 41 completes exactly one turn; those behind it none
+    assert length * angles(None, exact, 128)[41] == pytest.approx(2 * math.pi, rel=1e-6)
+    assert (length * angles(None, exact * 1.001, 128) < 2 * math.pi).sum() == 23
+
+
 @pytest.mark.parametrize(
     ("factor", "base"), [(2, 20_221), (4, 40_890), (8, 82_685), (16, 167_199), (32, 338_097)]
 )

@@ -20,10 +20,19 @@ from qkv.nn.positions import AttentionPosition
 from qkv.nn.taps import NoTap, Tap
 
 
-class Projected(nn.Module):
-    """What stands between the stream and the heads: four maps, and norms, bounds and a gate where given."""
+class OnBackend(nn.Module):
+    """Attention that leaves scores, softmax and mixing to a backend."""
 
     backend: Backend = Reference()
+
+    def runs_on(self, tap: Tap) -> Backend:
+        """The backend; the reference where scores or weights are asked for, which only it has."""
+        shown = tap.wants("scores") or tap.wants("weights")
+        return Reference() if shown else self.backend
+
+
+class Projected(OnBackend):
+    """What stands between the stream and the heads: four maps, and norms, bounds and a gate where given."""
 
     def __init__(self, node: spec.Attention | spec.CrossAttention, width: int, source_width: int):
         super().__init__()
@@ -116,7 +125,7 @@ class Attention(Projected):
             key, value = cache.store(name, key, value)
         if late:
             key = self.placed(key, layout, self.key_norm, keys=True)
-        heads = self.backend.attend(
+        heads = self.runs_on(tap).attend(
             query,
             key,
             value,
@@ -170,15 +179,14 @@ class CrossAttention(Projected):
             raise UnsupportedError("Cross-attention has nothing to read: give the call a source.")
 
         def read() -> tuple[Tensor, Tensor]:
-            return self.as_keys(source.states), self.as_values(source.states)
+            states = cast(Tensor, source.states)  # there whenever no cache holds what is made of them
+            return self.as_keys(states), self.as_values(states)
 
         key, value = read() if cache is None else cache.keep(name, read)
         query, key, value = tap("query", self.as_queries(x)), tap("key", key), tap("value", value)
         visible = source.visible(self.node.mask, layout)
-        score = self.node.score
-        return self.mixed(
-            self.backend.attend(query, key, value, visible, score, sink=self.sink, tap=tap), x, tap
-        )
+        heads = self.runs_on(tap).attend(query, key, value, visible, self.node.score, sink=self.sink, tap=tap)
+        return self.mixed(heads, x, tap)
 
 
 def _refuse(node: spec.Attention | spec.CrossAttention) -> None:
@@ -188,3 +196,8 @@ def _refuse(node: spec.Attention | spec.CrossAttention) -> None:
     if type(node.score) not in (spec.Score, spec.Dot):
         kind = type(node.score).__name__
         raise UnsupportedError(f"Attention with {kind} scores can be described but not run in torch yet.")
+    vectors = isinstance(node.position, spec.Shaw) and node.position.values
+    if vectors and node.value_dim not in (None, node.head_dim):
+        raise ConfigError(
+            f"Vectors of size {node.head_dim} cannot be added to values of size {node.value_dim}."
+        )

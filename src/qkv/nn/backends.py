@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from qkv import spec
+from qkv.errors import UnsupportedError
 from qkv.nn.taps import NoTap, Tap
 
 Beside = Callable[[Tensor], Tensor | None]
@@ -19,6 +21,10 @@ class Backend(Protocol):
     """Scores, masks, normalises and mixes. Equal to `Reference`."""
 
     name: str
+
+    def lacks(self, node: spec.Node) -> str | None:
+        """What this attention has and the backend does not do; None if it does all."""
+        ...
 
     def attend(
         self,
@@ -49,6 +55,9 @@ class Reference:
 
     name = "reference"
 
+    def lacks(self, node: spec.Node) -> str | None:
+        return None
+
     def attend(
         self,
         query: Tensor,
@@ -77,6 +86,40 @@ class Reference:
         mixed = mixed.view(batch, heads, queries, -1)
         more = beside(weights) if beside is not None else None
         return mixed if more is None else mixed + more.to(mixed.dtype)
+
+
+def without_weights(node: spec.Node) -> str | None:
+    """What needs the weights themselves, which a fused kernel never holds."""
+    position = getattr(node, "position", None)
+    return "positions on the values" if isinstance(position, spec.Shaw) and position.values else None
+
+
+def with_sink(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None, sink: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A sink as one more key: of zeros, so its score is its bias, and with a value of zeros."""
+    batch, heads, queries, _ = query.shape
+    key, value = (F.pad(t, (0, 0, 0, 1)) for t in (key, value))
+    logits = sink.float()[None, :, None, None].expand(batch, heads, queries, 1)
+    if bias is None:
+        bias = logits.new_zeros(1, 1, 1, 1)
+    bias = bias.expand(batch, heads, queries, mask.shape[-1])
+    return key, value, F.pad(mask, (0, 1), value=True), torch.cat([bias, logits], -1)
+
+
+def use(module: nn.Module, backend: Backend) -> None:
+    """Makes every attention in the module run on this backend.
+
+    Raises UnsupportedError, naming what is lacking, before anything is changed. Taps of scores and
+    weights are still answered: a call that reads them runs on the reference.
+    """
+    parts: list[Any] = [part for part in module.modules() if hasattr(part, "backend")]
+    for part in parts:
+        lacking = backend.lacks(part.node)
+        if lacking is not None:
+            raise UnsupportedError(f"The {backend.name} backend lacks {lacking}; use the reference.")
+    for part in parts:
+        part.backend = backend
 
 
 def normalise(scores: Tensor, sink: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.errors import CapacityError, RequestError
@@ -41,7 +41,10 @@ class Cache(Protocol):
         ...
 
     def keep(self, name: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """What `make` gives at the first call, at every call: the keys and values of a source."""
+        """What `make` gives at the first call, at every call: the keys and values of a source.
+
+        Forgotten with the tokens: a cache that goes back to the beginning reads a source anew.
+        """
         ...
 
     def state(self, layer: str) -> tuple[Tensor, ...] | None:
@@ -54,6 +57,10 @@ class Cache(Protocol):
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` slots. States can go back one call, or to the beginning."""
+        ...
+
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
+        """Makes row i what row rows[i] is: rows are reordered, copied and dropped, sources and states too."""
         ...
 
 
@@ -74,6 +81,7 @@ class ContiguousCache:
     ):
         self.batch, self.capacity = batch, capacity
         self._length = 0
+        self._axes: Tensor | None = None  # (axes, batch, capacity), once a call has brought some
         self._start = 0  # of the call in progress
         self._kept: dict[str, tuple[Tensor, ...]] = {}
         self._states: dict[str, tuple[Tensor, ...]] = {}
@@ -105,6 +113,10 @@ class ContiguousCache:
             raise RequestError(f"This cache holds {self.batch} rows and the call has {batch}.")
         if layout.documents is not None:
             raise RequestError("Packed documents and a cache do not go together: give each document its row.")
+        if layout.axes is not None and self._axes is not None and len(layout.axes) != len(self._axes):
+            raise RequestError(
+                f"This cache holds {len(self._axes)} axes and the call has {len(layout.axes)}."
+            )
         start, end = self._length, self._length + length
         if end > self.capacity:
             raise CapacityError(
@@ -116,7 +128,28 @@ class ContiguousCache:
         self.positions[:, start:end] = positions
         self._start, self._length = start, end
         self._before = dict(self._states)
-        return replace(layout, positions=positions, key_positions=self.positions[:, :end], _memo={})
+        axes, key_axes = self._on_axes(layout)
+        return replace(
+            layout,
+            positions=positions,
+            key_positions=self.positions[:, :end],
+            axes=axes,
+            key_axes=key_axes,
+            _memo={},
+        )
+
+    def _on_axes(self, layout: Layout) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """The call's and all tokens' positions on several axes, where some call has brought them."""
+        start, end = self._start, self._length
+        if self._axes is None:
+            if layout.axes is None:
+                return None, None
+            self._axes = self.positions.expand(len(layout.axes), -1, -1).clone()
+        # counted from the furthest place on any axis of the tokens that are there
+        there, earlier = self.positions[:, :start] >= 0, self._axes[:, :, :start]
+        before = torch.where(there, earlier, -1).amax((0, 2), keepdim=True) + 1 if start else 0
+        self._axes[:, :, start:end] = before + (layout.positions if layout.axes is None else layout.axes)
+        return self._axes[:, :, start:end], self._axes[:, :, :end]
 
     def store(self, layer: str, *new: Tensor) -> tuple[Tensor, ...]:
         held = self.layers[layer]
@@ -137,7 +170,6 @@ class ContiguousCache:
 
     def reset(self) -> None:
         """Forgets everything; the memory stays."""
-        self._kept.clear()
         self.truncate(0)
 
     def truncate(self, length: int) -> None:
@@ -148,10 +180,24 @@ class ContiguousCache:
             )
         if length < self._length:
             self._states = dict(self._before) if length and length == self._start else {}
+        if length == 0:
+            self._kept.clear()
         self.positions[:, length:] = -1
+        self._axes = self._axes if length else None
         self._length = self._start = min(length, self._length)
+
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
+        self.batch, self.positions = len(rows), self.positions[rows]
+        self._axes = None if self._axes is None else self._axes[:, rows]
+        for held in (self.layers, self._kept, self._states, self._before):
+            for name, tensors in held.items():
+                held[name] = tuple(tensor[rows] for tensor in tensors)
 
     @property
     def bytes(self) -> int:
+        """What layers keep, in bytes; where tokens stand (8 a token) is not counted.
+
+        Window layers have room for every token here, so this is more than `Model.cache_bytes` for them.
+        """
         held = [*self.layers.values(), *self._kept.values(), *self._states.values()]
-        return sum(tensor.nbytes for tensors in held for tensor in tensors)
+        return sum(tensor.nbytes for tensors in held for tensor in tensors if tensor.is_floating_point())

@@ -20,6 +20,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: F.relu(x).square(),  # So et al. 2021
     "gelu": F.gelu,  # x * Phi(x), exact
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * F.sigmoid(1.702 * x),  # Hendrycks and Gimpel 2016; CLIP
     "silu": F.silu,
     "sigmoid": F.sigmoid,
     "tanh": F.tanh,
@@ -27,10 +28,27 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activation(name: spec.ClampedSwish | str) -> Callable[[Tensor], Tensor]:
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise UnsupportedError(f"The activation {name} is not known ({', '.join(ACTIVATIONS)}).")
-    return ACTIVATIONS[name]
+def activation(kind: str | spec.ClampedSwish) -> Callable[[Tensor], Tensor]:
+    """The function of a name, or the clamped swish."""
+    if isinstance(kind, spec.ClampedSwish):
+        return partial(_clamped_swish, kind)
+    if kind not in ACTIVATIONS:
+        raise UnsupportedError(f"The activation {kind} is not known ({', '.join(ACTIVATIONS)}).")
+    return ACTIVATIONS[kind]
+
+
+def _clamped_swish(kind: spec.ClampedSwish, x: Tensor) -> Tensor:
+    bounded = x.clamp(max=kind.limit)
+    return bounded * F.sigmoid(kind.alpha * bounded)
+
+
+def gated(
+    kind: str | spec.ClampedSwish, gate: Float[Tensor, "*rows hidden"], up: Float[Tensor, "*rows hidden"]
+) -> Float[Tensor, "*rows hidden"]:
+    """activation(gate) * up; a clamped swish bounds and moves `up` as well."""
+    if isinstance(kind, spec.ClampedSwish):
+        up = up.clamp(-kind.limit, kind.limit) + kind.offset
+    return activation(kind)(gate) * up
 
 
 @implements(spec.Dense)
@@ -54,11 +72,12 @@ class Gated(nn.Module):
 
     def __init__(self, node: spec.Gated, width: int):
         super().__init__()
-        self.activation = activation(node.activation)
+        activation(node.activation)  # refused now, if it is not known
+        self.activation = node.activation
         self.gate = Linear(width, node.hidden, node.bias)
         self.up = Linear(width, node.hidden, node.bias)
         self.down = Linear(node.hidden, width, node.bias)
 
     def forward(self, x: Float[Tensor, "*rows width"], tap: Tap = NoTap()) -> Float[Tensor, "*rows width"]:
-        hidden = tap("hidden", self.activation(self.gate(x)) * self.up(x))
+        hidden = tap("hidden", gated(self.activation, self.gate(x), self.up(x)))
         return tap("output", self.down(hidden))

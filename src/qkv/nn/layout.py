@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ class Layout:
     Position -1 marks a token that is not there: padding, or a cache slot not filled. Documents
     number packed sequences; `prefix` is the length of each row's prefix (prefix-LM). `total` is how
     long each row will be once all its chunks are read, where a call reads only one of them.
-    `source` is what cross-attention reads.
+    `source` is what cross-attention reads. `axes` are positions on several axes (time, height,
+    width), which only rotary positions with axes read; None: the position, on every axis.
     """
 
     positions: Int[Tensor, "batch query"]
@@ -31,6 +32,8 @@ class Layout:
     prefix: Int[Tensor, " batch"] | None = None
     total: Int[Tensor, " batch"] | None = None
     source: Source | None = None
+    axes: Int[Tensor, "axes batch query"] | None = None
+    key_axes: Int[Tensor, "axes batch key"] | None = None
     _memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -63,6 +66,21 @@ class Layout:
             torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device)
         )[None]
         return Layout(positions, positions, documents, documents)
+
+    def on_axes(self, axes: Int[Tensor, "axes batch query"]) -> Layout:
+        """The same tokens, placed on several axes too.
+
+        With a cache they count on from the furthest place of each row on any axis, as the text
+        after an image does; a call that begins inside an image says so with negative places.
+        """
+        if axes.ndim != 3 or tuple(axes.shape[1:]) != self.shape:
+            raise RequestError(f"The axes are {tuple(axes.shape)}; they must be (axes, *{self.shape}).")
+        return replace(self, axes=axes, key_axes=axes, _memo={})
+
+    @property
+    def distances(self) -> Int[Tensor, "batch query key"]:
+        """Key minus query: negative for a key before its query. Of no meaning where either is not there."""
+        return self.once("distances", lambda: self.key_positions[:, None, :] - self.positions[:, :, None])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -108,12 +126,17 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The rows of another stack that cross-attention reads, and where they stand (-1: not there)."""
+    """The rows of another stack that cross-attention reads, and where they stand (-1: not there).
 
-    states: Float[Tensor, "batch rows source_width"]
+    `states` are None where a cache holds the keys and values made of them. Packed documents each
+    read the document of their own number.
+    """
+
+    states: Float[Tensor, "batch rows source_width"] | None
     positions: Int[Tensor, "batch rows"]
+    documents: Int[Tensor, "batch rows"] | None = None
 
     def visible(self, mask: Mask, layout: Layout) -> Bool[Tensor, "batch query rows"]:
         """What the mask shows of these rows to a stream's queries."""
-        asked = Layout(layout.positions, self.positions)
+        asked = Layout(layout.positions, self.positions, layout.documents, self.documents)
         return layout.once(("source", mask), lambda: asked.visible(mask))

@@ -45,12 +45,19 @@ class Sinusoidal(nn.Module):
         self.node, self.width = node, width
 
     def forward(self, positions: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length width"]:
-        exponent = -torch.arange(0, self.width, 2, dtype=torch.float64, device=positions.device) / self.width
-        angles = positions.clamp(min=0)[..., None].double() * self.node.base**exponent
-        sine, cosine = angles.sin().float(), angles.cos().float()
-        if self.node.layout == "halves":
-            return torch.cat([sine, cosine], -1)
-        return torch.stack([sine, cosine], -1).flatten(-2)
+        return sinusoids(positions.clamp(min=0), self.width, self.node.base, self.node.layout)
+
+
+def sinusoids(
+    positions: Int[Tensor, "*shape"], width: int, base: float, layout: str
+) -> Float[Tensor, "*shape width"]:
+    """Of positions or distances: sines and cosines in turn ("interleaved"), or all sines first ("halves")."""
+    exponent = -torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
+    angles = positions[..., None].double() * base**exponent
+    sine, cosine = angles.sin().float(), angles.cos().float()
+    if layout == "halves":
+        return torch.cat([sine, cosine], -1)
+    return torch.stack([sine, cosine], -1).flatten(-2)
 
 
 class AttentionPosition(nn.Module):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from qkv.errors import RequestError
-from qkv.spec import Experts, Language, Model, MultiToken, Stack
+from qkv.spec import Experts, Model, Stack
 from qkv.spec.layers import Mixer
 
 Replace = Callable[[Tensor], Tensor] | Tensor  # what gives the new value, or the new value itself
@@ -30,6 +30,10 @@ class Tap(Protocol):
         """The tap for a part of the model."""
         ...
 
+    def wants(self, name: str) -> bool:
+        """Whether this point is read or replaced: a fast path that does not have it stands back."""
+        ...
+
 
 class NoTap:
     """Nothing is read or replaced."""
@@ -39,6 +43,9 @@ class NoTap:
 
     def at(self, *names: str | int) -> NoTap:
         return self
+
+    def wants(self, name: str) -> bool:
+        return False
 
 
 class Taps:
@@ -92,6 +99,9 @@ class Taps:
     def at(self, *names: str | int) -> Tap:
         return _Within(self, ".".join(map(str, names)) + ".") if names else self
 
+    def wants(self, name: str) -> bool:
+        return name in self.history
+
 
 def _asked(names: Any) -> dict[str, Replace | None]:
     """The patterns and their replacements. Raises RequestError for what is neither."""
@@ -131,20 +141,28 @@ class _Within:
     def at(self, *names: str | int) -> Tap:
         return _Within(self.taps, self.prefix + ".".join(map(str, names)) + ".") if names else self
 
+    def wants(self, name: str) -> bool:
+        return self.taps.wants(self.prefix + name)
+
 
 def tap_names(model: Model) -> list[str]:
-    """Every point of a model that can be read and replaced, in the order of the computation."""
+    """Every point of a model that can be read and replaced, in the order of the computation.
+
+    What a cache keeps of an encoder or a tower is made, and offered, at the first call only.
+    """
     both = model.encoder is not None and model.decoder is not None
     names: list[str] = []
+    for i, tower in enumerate(model.towers):
+        names += [f"towers.{i}.{name}" for name in (*_stack_names(tower.stack, tower.until), "output")]
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         if stack is not None:
             names += [f"{side}.{name}" if both else name for name in _stack_names(stack)]
-    return [*names, "logits"] if isinstance(model.head, Language | MultiToken) else names
+    return [*names, "logits"] if model.head is not None else names
 
 
-def _stack_names(stack: Stack) -> Iterator[str]:
+def _stack_names(stack: Stack, until: int | None = None) -> Iterator[str]:
     yield "embedding"
-    for i, layer in enumerate(stack.layers):
+    for i, layer in enumerate(stack.layers[:until]):
         yield f"layers.{i}.input"
         for place, (_, _, branches) in enumerate(layer.named()):
             for name, branch in branches:
@@ -152,7 +170,8 @@ def _stack_names(stack: Stack) -> Iterator[str]:
             if place == 0 and len(layer.sublayers) > 1:
                 yield f"layers.{i}.middle"
         yield f"layers.{i}.output"
-    yield "final"
+    if until is None:
+        yield "final"
 
 
 def mixer_points(mixer: Mixer) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from qkv.spec.heads import (
 from qkv.spec.inputs import Frames, Patches, Project, Tokens
 from qkv.spec.layers import (
     Branch,
+    DeepNorm,
     Gate,
     Layer,
     Mixer,
@@ -108,6 +109,7 @@ __all__ = [
     "ClampedSwish",
     "Concat",
     "CrossAttention",
+    "DeepNorm",
     "Dense",
     "Difference",
     "Dilated",

@@ -310,7 +310,7 @@ class StateSpace(Node):
         yield vector("decay_bias", self.heads)
         yield vector("decay_log", self.heads)
         yield vector("skip", self.heads)
-        yield from part("norm", self.norm, values)
+        yield from part("norm", self.norm, self.groups, values // self.groups)
         yield from linear("output", width, values)
 
     def state_values(self) -> tuple[int, int]:

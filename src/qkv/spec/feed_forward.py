@@ -69,6 +69,12 @@ class Router(Node):
     of which the best `top_groups` are eligible, ranked by the sum of their `group_best` best scores
     (DeepSeek-V3: 2, V2: 1). `scales` says what the weight multiplies: the expert's "output", or its
     "input" (Llama 4).
+
+    `chosen_by` says who chooses: each of the "tokens" its experts, or each of the "experts" its tokens
+    among all of the sequence (Zhou et al. 2022), so that an output depends on later tokens.
+    `capacity`: an expert takes no more than capacity * top_k * length / count tokens of a sequence,
+    rounded up, and the later ones go without it (Switch, Fedus et al. 2021). Either needs the whole
+    sequence in one call.
     """
 
     score: Literal["softmax", "sigmoid"] = "softmax"
@@ -80,11 +86,17 @@ class Router(Node):
     top_groups: int = 1
     group_best: int = 2
     scales: Literal["output", "input"] = "output"
+    chosen_by: Literal["tokens", "experts"] = "tokens"
+    capacity: float | None = None
 
 
 @node
 class Experts(Node):
-    """`count` experts of which each token uses `top_k`, and one shared expert that all tokens use."""
+    """`count` experts of which each token uses `top_k`, and one shared expert that all tokens use.
+
+    Where experts choose, `top_k` is how many a token has on average. `shared_gate`: the shared
+    expert's output is multiplied by the sigmoid of one number a token (Qwen2-MoE).
+    """
 
     count: int
     top_k: int

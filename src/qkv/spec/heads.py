@@ -81,16 +81,19 @@ class SequenceClass(Answer):
 
 @node
 class TokenClass(Answer):
-    """One of `classes` for each token."""
+    """One of `classes` for each token, read through `transform` where there is one."""
 
     every_token: ClassVar[bool] = True
 
     classes: int
     bias: bool = True
+    transform: Project | None = None
 
     def tensors(self, *sizes: int) -> Iterator[Tensor]:
         (width,) = sizes
-        yield from linear("output", self.classes, width, self.bias)
+        yield from part("transform", self.transform, width)
+        into = self.transform.width if self.transform else width
+        yield from linear("output", self.classes, into, self.bias)
 
 
 @node
@@ -98,10 +101,15 @@ class Span(Answer):
     """A start and an end score for each token: question answering. Devlin et al. 2018, section 4.2."""
 
     every_token: ClassVar[bool] = True
+    classes: ClassVar[int] = 2
+    bias: ClassVar[bool] = True
+
+    transform: Project | None = None
 
     def tensors(self, *sizes: int) -> Iterator[Tensor]:
         (width,) = sizes
-        yield from linear("output", 2, width, True)
+        yield from part("transform", self.transform, width)
+        yield from linear("output", 2, self.transform.width if self.transform else width, True)
 
 
 @node
@@ -122,6 +130,8 @@ class MultiToken(Answer):
     A further layer reads join([norm(hidden); norm(token's row)]) and answers, through a norm of its
     own, with the matrix of `next`.
     """
+
+    every_token: ClassVar[bool] = True
 
     next: Language
     layers: tuple[Layer, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from qkv.spec.attention import Attention, CrossAttention, GatedDelta, LatentAttention, StateSpace
 from qkv.spec.feed_forward import Dense, Experts, Gated
@@ -132,6 +132,29 @@ def post_norm(
 ) -> Layer:
     """norm(x + F(x)): Vaswani et al. 2017. `skip` is the alpha of DeepNorm (Wang et al. 2022)."""
     return Layer(tuple(step(mixer, post=norm, skip=skip) for mixer in mixers), shared=shared)
+
+
+class DeepNorm(NamedTuple):
+    """What keeps a deep post-norm stack trainable. Wang et al. 2022 (DeepNet), figure 2.
+
+    `skip` (the paper's alpha) is the factor on the stream, for `post_norm`. `gain` (beta) multiplies
+    the standard deviation that the weights of feed-forwards, values and attention outputs start
+    with; queries and keys keep 1.
+    """
+
+    skip: float
+    gain: float
+
+    @classmethod
+    def alone(cls, layers: int) -> DeepNorm:
+        """For a stack that is the whole model: an encoder or a decoder."""
+        return cls((2 * layers) ** 0.25, (8 * layers) ** -0.25)
+
+    @classmethod
+    def pair(cls, encoder: int, decoder: int) -> tuple[DeepNorm, DeepNorm]:
+        """For an encoder and the decoder that reads it, of so many layers."""
+        both = (encoder**4 * decoder) ** (1 / 16)
+        return cls(0.81 * both, 0.87 / both), cls((3 * decoder) ** 0.25, (12 * decoder) ** -0.25)
 
 
 def sandwich(*mixers: Mixer, norm: Norm = LayerNorm(), shared: str | None = None) -> Layer:

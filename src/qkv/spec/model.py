@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from qkv.errors import ConfigError
 from qkv.spec.attention import GatedDelta, StateSpace
 from qkv.spec.heads import Head
-from qkv.spec.inputs import Input, Project
+from qkv.spec.inputs import Input, Project, Tokens
 from qkv.spec.layers import Layer, Mixer
 from qkv.spec.node import Node, Tensor, node, part
 from qkv.spec.norms import Norm
@@ -93,6 +93,17 @@ class Tower(Node):
     take_layer: int = -1
     first_row: int = 0
 
+    @property
+    def until(self) -> int | None:
+        """How many layers are run; None for all, and the norm."""
+        if self.take_layer == -1:
+            return None
+        depth, taken = len(self.stack.layers), self.take_layer
+        until = taken if taken >= 0 else depth + 1 + taken
+        if not 0 <= until <= depth:
+            raise ConfigError(f"A tower of {depth:,} layers has no layer {taken:,} to take.")
+        return until
+
     def tensors(self, *sizes: int) -> Iterator[Tensor]:
         yield from part("stack", self.stack)
         yield from part("projector", self.projector, self.stack.width)
@@ -114,6 +125,15 @@ class Model(Node):
         if stack is None:
             raise ConfigError("A model has an encoder, a decoder, or both; this one has neither.")
         return stack
+
+    @property
+    def features(self) -> str | None:
+        """What reads images or audio: the "trunk", the "encoder" that feeds it, its "towers", or nothing."""
+        if not isinstance(self.trunk.input, Tokens):
+            return "trunk"
+        if self.encoder is not None and not isinstance(self.encoder.input, Tokens):
+            return "encoder"
+        return "towers" if self.towers else None
 
     def tensors(self, *sizes: int) -> Iterator[Tensor]:
         yield from part("encoder", self.encoder)

@@ -55,7 +55,10 @@ class ScaleNorm(Norm):
 
 @node
 class DyT(Norm):
-    """scale * tanh(alpha * x) + bias: no statistics at all. Zhu et al. 2025."""
+    """scale * tanh(alpha * x) + bias: no statistics at all. Zhu et al. 2025.
+
+    `alpha` is what the one learned factor starts from.
+    """
 
     alpha: float = 0.5
 
@@ -67,7 +70,12 @@ class DyT(Norm):
 
 @node
 class BatchNorm(Norm):
-    """Statistics over the batch and the length: kept for the lesson why not. Ioffe and Szegedy 2015."""
+    """scale * (x - mean) / sqrt(variance + eps) + bias of each channel. Ioffe and Szegedy 2015.
+
+    In training the statistics are those of all tokens in the batch, so a token's output depends on
+    its batch mates and on later tokens: it is here for the lesson why Transformers do without.
+    Afterwards they are running averages, into which each batch went with weight `momentum`.
+    """
 
     eps: float = 1e-5
     momentum: float = 0.1

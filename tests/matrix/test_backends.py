@@ -1,0 +1,96 @@
+"""Every backend equals the reference, over every variant; what one lacks it refuses by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qkv.errors import UnsupportedError
+from qkv.nn import ContiguousCache, Layout, Taps, Transformer, tap_names
+from qkv.nn.backends import Backend, Reference, use
+from qkv.nn.flex import Flex
+from qkv.nn.sdpa import SDPA
+from qkv.spec import Model
+from tests.matrix.test_invariants import ALL, LENGTH, beside, some_tokens
+from tests.support import assert_close, random_model, relative
+
+BACKENDS: dict[str, Backend] = {"sdpa": SDPA(), "flex": Flex(compiled=False)}
+LACKING = {("sdpa", "cap"): "a soft cap"} | {
+    (backend, name): "positions on the values"
+    for backend in BACKENDS
+    for name in ALL
+    if "shaw" in name and "keys-only" not in name
+}
+
+
+def layouts() -> dict[str, Layout]:
+    present = torch.ones(2, LENGTH, dtype=torch.bool)
+    present[0, :4], present[1, 9:] = False, False
+    return {"whole": Layout.unpadded(2, LENGTH), "padded": Layout.padded(present)}
+
+
+def on(backend: str, model: Model) -> Transformer:
+    network = random_model(model)
+    use(network, BACKENDS[backend])
+    return network
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ALL)
+def test_equals_the_reference(backend: str, name: str) -> None:
+    missing = LACKING.get((backend, name))
+    if missing is not None:
+        with pytest.raises(UnsupportedError, match=f"{backend} backend lacks {missing}"):
+            on(backend, ALL[name])
+        return
+    reference, fast, tokens = random_model(ALL[name]), on(backend, ALL[name]), some_tokens(2)
+    with torch.no_grad():  # flex computes forward only here
+        for layout in layouts().values():
+            given = beside(reference, 2)
+            assert_close(fast(tokens, layout=layout, **given), reference(tokens, layout=layout, **given))
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if ("sdpa", name) not in LACKING])
+def test_gradients_equal_the_reference(name: str) -> None:
+    reference, fast, tokens = random_model(ALL[name]), on("sdpa", ALL[name]), some_tokens(2)
+    for model in (reference, fast):
+        model(tokens, layout=layouts()["padded"], **beside(model, 2)).square().sum().backward()
+    for (place, expected), found in zip(reference.named_parameters(), fast.parameters(), strict=True):
+        if expected.grad is not None and expected.grad.abs().max() > 0:
+            assert found.grad is not None
+            assert relative(found.grad, expected.grad) < 1e-4, place
+
+
+@pytest.mark.parametrize("name", ["grouped", "sink"])
+def test_cached_equals_whole(name: str) -> None:
+    fast, tokens = on("sdpa", ALL[name]), some_tokens(2)
+    cache = ContiguousCache(fast.spec.trunk, 2, LENGTH)
+    pieces = [fast(piece, cache=cache) for piece in tokens.split([5, 1, 7], dim=1)]
+    assert_close(torch.cat(pieces, 1), random_model(ALL[name])(tokens))
+
+
+def test_a_tap_of_weights_is_answered_by_the_reference() -> None:
+    fast, tokens = on("sdpa", ALL["grouped"]), some_tokens(1)
+    taps = Taps(["layers.0.attention.weights", "layers.1.attention.heads"], tap_names(fast.spec))
+    fast(tokens, tap=taps)
+    assert_close(taps["layers.0.attention.weights"].sum(-1), torch.ones(1, 4, LENGTH))
+    assert len(taps) == 2
+
+
+def test_what_a_backend_lacks_changes_nothing() -> None:
+    network = random_model(ALL["cap"])
+    with pytest.raises(UnsupportedError, match="use the reference"):
+        use(network, SDPA())
+    assert all(layer.attention.backend.name == "reference" for layer in network.trunk.layers)  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grouped", "window", "cap", "sink", "bidirectional-window"])
+def test_compiled_flex_equals_the_reference(name: str) -> None:
+    network, tokens = random_model(ALL[name]), some_tokens(2)
+    with torch.no_grad():
+        for layout in layouts().values():
+            use(network, Reference())
+            expected = network(tokens, layout=layout)
+            use(network, Flex())
+            assert_close(network(tokens, layout=layout), expected)
