@@ -92,8 +92,11 @@ def test_help_shows_every_option_and_examples(
     done = run(command, "--help")
     options = (
         "--model --max-new-tokens --temperature --top-k --top-p --min-p --repetition-penalty --seed "
-        "--dtype --device --ignore --json "
-    ) + {"generate": "--stop --ignore-eos", "chat": "--system"}[command]
+        "--presence-penalty --frequency-penalty --logit-bias --dtype --device --ignore --json "
+    ) + {
+        "generate": "--stop --ignore-eos --samples -N --beams --length-penalty --logprobs --top-logprobs",
+        "chat": "--system",
+    }[command]
     assert done.status == 0
     assert [option for option in options.split() if option not in done.out] == []
     assert "Examples:" in done.out and f"qkv {command} -m ./model.gguf" in done.out
@@ -145,6 +148,42 @@ def test_a_dash_reads_standard_input_without_its_last_line_break(
     done = run("generate", "-m", folder, "-", *GREEDY, stdin=stdin)
     text = model.generate("héllo\nABC", max_new_tokens=6, ignore_eos=True).text
     assert (done.status, done.out) == (0, f"héllo\nABC{text}\n")
+
+
+def test_samples_are_shown_one_after_the_other(run: Run, folder: Path, model: Model) -> None:
+    asked: Any = {"max_new_tokens": 6, "ignore_eos": True, "seed": 3, "presence_penalty": 0.5}
+    expected = model.generate("ABC", n=3, logit_bias={"h": 2.0, 7: -1.0}, **asked)
+    arguments = ("generate", "-m", folder, "ABC", *GREEDY, "--seed", 3, "--presence-penalty", 0.5)
+    biased = (*arguments, "-N", 3, "--logit-bias", "h=2", "--logit-bias", "7=-1")
+    done = run(*biased)
+    assert done.out == "".join(f"ABC{each.text}\n" for each in expected)
+    assert "1 of 3, ended by length\n" in done.err and "| text 18 tokens at " in done.err
+    found = json.loads(run(*biased, "--json").out)
+    assert [each["tokens"] for each in found["answers"]] == [each.tokens for each in expected]
+    assert "text" not in found and found["prompt_tokens"] == 1
+
+
+def test_a_search_is_shown_with_its_score(run: Run, folder: Path, model: Model) -> None:
+    expected = model.generate("ABC", max_new_tokens=6, ignore_eos=True, beams=3, length_penalty=0.5)
+    arguments = ("generate", "-m", folder, "ABC", *GREEDY, "--beams", 3, "--length-penalty", 0.5)
+    done = run(*arguments)
+    assert done.out == f"ABC{expected.text}\n"
+    assert done.err.endswith(f"ended by length, score {expected.score:.4f}\n")
+    assert json.loads(run(*arguments, "--json").out)["score"] == pytest.approx(expected.score)
+
+
+def test_logprobs_are_shown_beside_the_text(run: Run, folder: Path, model: Model) -> None:
+    asked: Any = {"max_new_tokens": 2, "ignore_eos": True, "top_logprobs": 2, "logit_bias": {"ABC": 50.0}}
+    expected = model.generate("ABC", logprobs="processed", **asked)
+    arguments = ("generate", "-m", folder, "ABC", "-n", 2, "--ignore-eos", "--logit-bias", "ABC=50")
+    shown = (*arguments, "--logprobs", "processed", "--top-logprobs", 2)
+    done = run(*shown)
+    assert done.out == "ABCABCABC\n" and done.err.startswith(f"{expected.logprobs[0]:9.3f}  'ABC'  of 'ABC' ")
+    found = json.loads(run(*shown, "--json").out)
+    assert found["logprobs"] == pytest.approx(expected.logprobs, abs=1e-5)
+    assert [[token for token, _ in top] for top in found["top_logprobs"]] == [
+        [token for token, _ in top] for top in expected.top_logprobs
+    ]
 
 
 def test_stop_may_be_repeated(run: Run, folder: Path, model: Model) -> None:
@@ -306,6 +345,15 @@ WRONG: list[tuple[tuple[object, ...], str]] = [
     (("generate", "-m", "FOLDER", "x", "--min-p", -0.1), "min_p is -0.1"),
     (("generate", "-m", "FOLDER", "x", "--repetition-penalty", 0), "repetition_penalty is 0.0"),
     (("generate", "-m", "FOLDER", "x", "--seed", -1), "seed is -1"),
+    (("generate", "-m", "FOLDER", "x", "--presence-penalty", 3), "presence_penalty is 3.0"),
+    (("generate", "-m", "FOLDER", "x", "--logit-bias", "ABC"), "'ABC' is not of the form TOKEN=NUMBER"),
+    (("generate", "-m", "FOLDER", "x", "--logit-bias", "a=b"), "'a=b' is not of the form TOKEN=NUMBER"),
+    (("generate", "-m", "FOLDER", "x", "--logit-bias", "ABCDEF=1"), "is no single token (but 'ABC', 'DEF')"),
+    (("generate", "-m", "FOLDER", "x", "-N", 0), "n is 0; it must be"),
+    (("generate", "-m", "FOLDER", "x", "-N", 3, "--beams", 2), "n is 3 and beams 2"),
+    (("generate", "-m", "FOLDER", "x", "--length-penalty", 2), "length_penalty is for a beam search"),
+    (("generate", "-m", "FOLDER", "x", "--logprobs", "all"), "'--logprobs'"),
+    (("generate", "-m", "FOLDER", "x", "--top-logprobs", -1), "top_logprobs is -1"),
     (("generate", "-m", "FOLDER", "x", "--stop", ""), "none of them empty"),
     (("generate", "-m", "FOLDER", "x", "--dtype", "int8"), "int8"),
     (("generate", "-m", "FOLDER", "x", "--device", "gpu"), "gpu"),
@@ -328,7 +376,7 @@ def test_a_wrong_request(run: Run, folder: Path, arguments: tuple[object, ...], 
 
 
 def test_more_cache_than_memory(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qkv.engine.generation.free_memory", lambda device: 0)
+    monkeypatch.setattr("qkv.engine.runner.free_memory", lambda device: 0)
     sentence(run("generate", "-m", folder, "x"), 1, "A cache of 256 tokens needs ", "and 0 MB is free")
 
 

@@ -10,17 +10,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from io import TextIOWrapper
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 import qkv
-from qkv.errors import QkvError, RequestError, SourceError, UnsupportedError
+from qkv.errors import QkvError, RequestError, SourceError, TokenizerError, UnsupportedError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from qkv.engine import Completion
     from qkv.model import Model, Prompt, Stream
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -48,6 +50,20 @@ loading = options(
     ),
     click.option("--ignore", multiple=True, help="A configuration key or tensor to do without."),
 )
+
+
+def _biases(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> Any:
+    """TOKEN=NUMBER, each token an id or a text, as the library takes them."""
+    found: dict[int | str, float] = {}
+    for text in given:
+        name, _, number = text.rpartition("=")
+        try:
+            found[int(name) if name.isascii() and name.isdigit() else name] = float(number)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not of the form TOKEN=NUMBER.") from None
+    return found or None
+
+
 sampling = options(
     click.option(
         "--max-new-tokens", "-n", type=int, help="At most this many; default the model's own, or 256."
@@ -57,7 +73,33 @@ sampling = options(
     click.option("--top-p", type=float, help="Keep the fewest tokens whose probabilities reach this."),
     click.option("--min-p", type=float, help="Keep tokens of at least this share of the likeliest."),
     click.option("--repetition-penalty", type=float, help="Above 1 discourages repeats."),
+    click.option("--presence-penalty", type=float, help="-2 to 2, off each token the answer already holds."),
+    click.option(
+        "--frequency-penalty", type=float, help="-2 to 2, off a token each time the answer holds it."
+    ),
+    click.option(
+        "--logit-bias",
+        multiple=True,
+        callback=_biases,
+        metavar="TOKEN=NUMBER",
+        help="Add to a token's logit; -inf forbids it. An id, or a text of one token; may be repeated.",
+    ),
     click.option("--seed", type=int, help="The same seed gives the same text."),
+)
+answering = options(
+    click.option("--stop", multiple=True, help="Stop before this text; may be repeated."),
+    click.option("--ignore-eos", is_flag=True, help="Do not stop at an end token."),
+    click.option("--samples", "-N", "n", type=int, help="So many answers, the prompt read once."),
+    click.option("--beams", type=int, help="Search for the likeliest answer, this many at a time."),
+    click.option(
+        "--length-penalty", type=float, help="Of a search: above 1 favours long answers, default 1."
+    ),
+    click.option(
+        "--logprobs",
+        type=click.Choice(["raw", "processed"]),
+        help="Show each token's: the model's own, or as drawn.",
+    ),
+    click.option("--top-logprobs", type=int, help="Show so many of the likeliest tokens beside each."),
 )
 model_option = click.option(
     "--model",
@@ -96,47 +138,61 @@ def command(*examples: str, note: str = "") -> Callable[[Callable[..., None]], c
 @command(
     'qkv generate "The capital of France is"',
     'qkv generate -m ./model.gguf -n 64 --temperature 0.8 --seed 1 "Once"',
+    'qkv generate -N 3 --presence-penalty 0.5 --logit-bias " the=-inf" "Once"',
+    'qkv generate -m ./bart-large-cnn --beams 4 --length-penalty 2 "A long text"',
     "echo A long text | qkv generate -",
 )
 @click.argument("prompt")
 @model_option
 @sampling
-@click.option("--stop", multiple=True, help="Stop before this text; may be repeated.")
-@click.option("--ignore-eos", is_flag=True, help="Do not stop at an end token.")
+@answering
 @loading
 @json_option
 def generate(
     prompt: str,
     model: str,
-    stop: tuple[str, ...],
-    ignore_eos: bool,
     dtype: str | None,
     device: str,
     threads: int | None,
     ignore: tuple[str, ...],
     as_json: bool,
-    **sampled: Any,
+    **asked: Any,
 ) -> None:
     """Continue PROMPT, streamed as it is made; - reads standard input.
 
-    Speed and memory go to standard error.
+    An encoder-decoder answers PROMPT. Speed, memory and log-probabilities go to standard error.
     """
     # a last line break is echo's, not the text's
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     loaded, seconds = _load(model, dtype, device, ignore, threads)
-    with _progress("reading the prompt") as progress:
-        stream = loaded.stream(text, stop=stop, ignore_eos=ignore_eos, progress=progress, **sampled)
-        first = next(stream, "")
+    before = text if loaded.spec.encoder is None else ""
+    if asked["n"] not in (None, 1):
+        done = cast("list[Completion]", loaded.generate(text, **asked))
+    else:
+        done = [_streamed(loaded, text, before, as_json, asked)]
     if as_json:
-        for _ in stream:
-            pass
-        click.echo(json.dumps(_report(loaded, stream, seconds), ensure_ascii=False))
+        click.echo(json.dumps(_report(loaded, done, seconds), ensure_ascii=False, allow_nan=False))
         return
-    click.echo(text + first, nl=False)
-    for piece in stream:
-        click.echo(piece, nl=False)
-    click.echo()
-    _show_speed(stream, seconds)
+    for number, completion in enumerate(done, 1):
+        if len(done) > 1:
+            notes().print(f"{number} of {len(done)}, ended by {_ending(completion)}", style="dim")
+            click.echo(before + completion.text)
+        if asked["logprobs"] or asked["top_logprobs"]:
+            _show_logprobs(loaded, completion)
+    _show_speed(done, seconds)
+
+
+def _streamed(loaded: Model, text: str, before: str, silent: bool, asked: dict[str, Any]) -> Completion:
+    """One answer, shown as it comes."""
+    with _progress("reading the prompt") as progress:
+        stream = loaded.stream(text, progress=progress, **asked)
+        first = next(stream, "")
+    for piece in chain([before + first], stream):
+        if not silent:
+            click.echo(piece, nl=False)
+    if not silent:
+        click.echo()
+    return stream.completion
 
 
 @command(
@@ -168,14 +224,22 @@ def inspect(source: str, as_json: bool, html: Path | None, svg: Path | None) -> 
         click.echo(str(found))
 
 
-@command("qkv compare ./Llama-3.1-8B ./Qwen3-8B")
+@command("qkv compare ./Llama-3.1-8B ./Qwen3-8B", "qkv compare smollm2 ./Qwen3-8B --html both.html")
 @click.argument("left")
 @click.argument("right")
 @json_option
-def compare(left: str, right: str, as_json: bool) -> None:
+@path_option("--html", "one offline page")
+def compare(left: str, right: str, as_json: bool, html: Path | None) -> None:
     """Show only what differs between two models, and what follows from it."""
-    found = qkv.compare(left, right)
-    click.echo(json.dumps(found.data(), ensure_ascii=False) if as_json else str(found))
+    from qkv import inspection
+
+    found = inspection.compare(left, right)
+    if html is not None:
+        _write(html, inspection.page(found))
+    if as_json:
+        click.echo(json.dumps(found.data(), ensure_ascii=False))
+    elif html is None:
+        click.echo(str(found))
 
 
 def _write(path: Path, text: str) -> None:
@@ -322,30 +386,61 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         status.stop()
 
 
-def _report(model: Model, stream: Stream, load_seconds: float) -> dict[str, Any]:
-    done = stream.completion
+def _report(model: Model, done: list[Completion], load_seconds: float) -> dict[str, Any]:
+    """What there is to know, of one answer at the top, of several in a list."""
+    each = [_answer(completion) for completion in done]
     return {
-        "text": done.text,
-        "finish_reason": done.finish_reason,
-        "prompt_tokens": len(done.prompt),
-        "tokens": done.tokens,
-        "logprobs": done.logprobs,
+        **(each[0] if len(each) == 1 else {"answers": each}),
+        "prompt_tokens": len(done[0].prompt),
         "load_seconds": load_seconds,
-        "prefill_tokens_per_second": done.prefill_speed,
-        "decode_tokens_per_second": done.decode_speed,
+        "prefill_tokens_per_second": done[0].prefill_speed,
+        "decode_tokens_per_second": sum(completion.decode_speed for completion in done),
         "peak_memory_bytes": _peak_memory(),
         "parameters": model.spec.parameters(),
     }
 
 
-def _show_speed(stream: Stream, load_seconds: float) -> None:
-    done, peak = stream.completion, _peak_memory()
+def _answer(done: Completion) -> dict[str, Any]:
+    found = {
+        "text": done.text,
+        "finish_reason": done.finish_reason,
+        "tokens": done.tokens,
+        "logprobs": done.logprobs,
+    }
+    more = {"top_logprobs": done.top_logprobs, "score": done.score, "error": done.error}
+    return found | {name: value for name, value in more.items() if value not in (None, [])}
+
+
+def _ending(done: Completion) -> str:
+    score = "" if done.score is None else f", score {done.score:.4f}"
+    return f"{done.error or done.finish_reason}{score}"
+
+
+def _show_logprobs(model: Model, done: Completion) -> None:
+    """A line for each token: its log-probability, its text, and the likeliest ones."""
+    for place, (token, logprob) in enumerate(zip(done.tokens, done.logprobs, strict=True)):
+        likeliest = done.top_logprobs[place] if done.top_logprobs else []
+        beside = ", ".join(f"{_spelled(model, other)} {value:.3f}" for other, value in likeliest)
+        notes().print(f"{logprob:9.3f}  {_spelled(model, token)}" + (f"  of {beside}" if beside else ""))
+
+
+def _spelled(model: Model, token: int) -> str:
+    try:
+        return repr(model.tokenizer.decode([token], skip_special=False) if model.tokenizer else token)
+    except TokenizerError:  # the model has more ids than its tokenizer has texts
+        return str(token)
+
+
+def _show_speed(answers: list[Completion], load_seconds: float) -> None:
+    done, peak = answers[0], _peak_memory()
     memory = "" if peak is None else f" | {peak / 1e9:.2f} GB at most"
+    count = sum(len(completion.tokens) for completion in answers)
+    ended = f" | ended by {_ending(done)}" if len(answers) == 1 else ""
     notes().print(
         f"loaded in {load_seconds:.1f} s"
         f" | prompt {len(done.prompt):,} tokens at {done.prefill_speed:,.0f}/s"
-        f" | text {len(done.tokens):,} tokens at {done.decode_speed:,.1f}/s"
-        f"{memory} | ended by {done.finish_reason}",
+        f" | text {count:,} tokens at {sum(each.decode_speed for each in answers):,.1f}/s"
+        f"{memory}{ended}",
         style="dim",
     )
 

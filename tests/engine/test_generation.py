@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qkv import engine
-from qkv.engine import Completion, Request, Sampling, generation
+from qkv.engine import Completion, Request, Sampling, generation, runner
 from qkv.errors import CapacityError, QkvError, RequestError
 from qkv.model import Model
 from qkv.nn import ContiguousCache
@@ -53,7 +53,7 @@ def test_a_prompt_in_chunks_equals_one_pass(
     )
     list(stream)
     assert passes == [*range(512, length, 512), length]
-    monkeypatch.setattr(generation, "CHUNK", 2048)
+    monkeypatch.setattr(runner, "CHUNK", 2048)
     whole = model.generate(prompt, max_new_tokens=3, ignore_eos=True)
     assert stream.completion.tokens == whole.tokens == greedily(model, prompt, 3)[0]
     assert stream.completion.logprobs == pytest.approx(whole.logprobs, abs=1e-5)
@@ -80,7 +80,7 @@ def test_a_long_and_a_short_prompt_share_chunks(model: Model) -> None:
 def test_more_rows_than_tokens_a_pass(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [random_prompt(length) for length in (1, 5, 3, 2, 4)]
     alone = [model.generate(prompt, max_new_tokens=3).tokens for prompt in prompts]
-    monkeypatch.setattr(generation, "CHUNK", 4)
+    monkeypatch.setattr(runner, "CHUNK", 4)
     assert [done.tokens for done in model.generate(prompts, max_new_tokens=3)] == alone
 
 
@@ -144,7 +144,7 @@ def watch_caches(monkeypatch: pytest.MonkeyPatch) -> list[ContiguousCache]:
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(generation, "ContiguousCache", Watched)
+    monkeypatch.setattr(runner, "ContiguousCache", Watched)
     return made
 
 
@@ -387,7 +387,7 @@ def test_a_cache_that_does_not_fit_is_refused_with_both_numbers(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two layers of two heads of six values, keys and values, fp32: 192 bytes a token."""
-    monkeypatch.setattr(generation, "free_memory", lambda device: 8_000_000_000)
+    monkeypatch.setattr(runner, "free_memory", lambda device: 8_000_000_000)
     with pytest.raises(CapacityError) as problem:
         model.stream([3, 4], max_new_tokens=50_000_000)
     assert str(problem.value) == (
@@ -401,7 +401,7 @@ def test_a_cache_that_does_not_fit_is_refused_with_both_numbers(
 
 def test_the_memory_counted_is_the_memory_taken(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     made, free = watch_caches(monkeypatch), 2 * 9 * 192  # as above: 192 bytes a token, in two rows of nine
-    monkeypatch.setattr(generation, "free_memory", lambda device: free)
+    monkeypatch.setattr(runner, "free_memory", lambda device: free)
     model.generate([[3, 4], [5]], max_new_tokens=8, ignore_eos=True)
     assert made[0].bytes == free
     with pytest.raises(CapacityError):

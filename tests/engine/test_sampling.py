@@ -10,14 +10,13 @@ import torch
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
 from qkv.engine import Sampler, Sampling
-from qkv.engine.sampling import candidates, penalised
+from qkv.engine.sampling import candidates
 from qkv.errors import RequestError
 
 
@@ -31,24 +30,6 @@ def shares(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     found = np.zeros(len(logits))
     found[order] = kept / kept.sum()
     return found
-
-
-def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
-    """G4."""
-    given = np.array([2.0, -1.0, 0.0])
-    assert penalised(given, {0, 1}, 1.5).tolist() == pytest.approx([4 / 3, -1.5, 0])
-    assert given.tolist() == [2, -1, 0]
-
-
-def test_repetition_penalty_counts_prompt_and_answer() -> None:
-    sampler = Sampler(Sampling(repetition_penalty=4.0), prompt=[0])
-    assert [sampler.choose(logits_of(4, 3, 2, -1)) for _ in range(3)] == [1, 2, 0]
-
-
-def test_repetition_penalty_equals_transformers() -> None:
-    given, seen = random_logits(), [3, 3, 17, 40]
-    theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([seen]), torch.tensor(given)[None])
-    assert penalised(given.astype(np.float64), seen, 1.3) == pytest.approx(theirs[0].numpy(), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -165,16 +146,16 @@ def test_a_seed_gives_the_same_draws_and_another_gives_others() -> None:
     assert len({tuple(draws(seed)) for seed in (42, 43, None, None)}) == 4
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_are_an_error(bad: float, temperature: float) -> None:
-    with pytest.raises(RequestError, match="logits are not numbers"):
-        Sampler(Sampling(temperature)).choose(logits_of(0, bad, 1))
+def test_samples_of_one_seed_differ_and_the_first_is_the_only_one() -> None:
+    def draws(seed: int, sample: int) -> list[int]:
+        sampler = Sampler(Sampling(1.0, seed=seed), sample)
+        return [sampler.choose(random_logits(step)) for step in range(20)]
 
-
-def test_logits_that_allow_nothing_are_an_error() -> None:
-    with pytest.raises(RequestError, match="logits are not numbers"):
-        Sampler(Sampling()).choose(logits_of(*[float("-inf")] * 3))
+    rng = np.random.default_rng(42)  # as a request for one sample draws
+    order, kept = candidates(random_logits().astype(np.float64), Sampling(1.0))
+    assert draws(42, 0)[0] == order[np.searchsorted(np.cumsum(kept), rng.random() * kept.sum(), side="right")]
+    assert len({tuple(draws(42, sample)) for sample in range(5)}) == 5
+    assert draws(42, 3) == draws(42, 3) != draws(43, 3)
 
 
 WRONG: list[tuple[str, Any, str]] = [
@@ -190,6 +171,10 @@ WRONG: list[tuple[str, Any, str]] = [
     ("min_p", 2, "a number from 0 to 1"),
     ("repetition_penalty", 0, "a number from 0.01 to 100"),
     ("repetition_penalty", 1e300, "a number from 0.01 to 100"),
+    ("presence_penalty", 2.1, "a number from -2 to 2"),
+    ("presence_penalty", "much", "a number from -2 to 2"),
+    ("frequency_penalty", -3, "a number from -2 to 2"),
+    ("frequency_penalty", float("nan"), "a number from -2 to 2"),
     ("seed", -3, "a whole number of at least 0"),
     ("seed", 1.5, "a whole number of at least 0"),
 ]
@@ -219,6 +204,8 @@ FILE = {"temperature": 0.6, "top_p": 0.9, "top_k": None, "eos_token_id": 2, "rep
         ({}, {"seed": 0}, Sampling(1.0, seed=0)),
         ({}, {"temperature": None, "top_k": None, "seed": None}, Sampling()),
         ({}, {"repetition_penalty": 1.2}, Sampling(repetition_penalty=1.2)),
+        ({}, {"presence_penalty": 1, "logit_bias": {3: 2}}, Sampling(presence_penalty=1, logit_bias={3: 2})),
+        ({}, {"frequency_penalty": -1.5, "top_p": 0.5}, Sampling(1.0, top_p=0.5, frequency_penalty=-1.5)),
         ({}, {"temperature": 0, "seed": 3}, Sampling(0, seed=3)),
         (FILE, {}, Sampling(0.0, top_p=0.9, repetition_penalty=1.1)),
         (FILE, {"seed": 1}, Sampling(0.6, top_p=0.9, repetition_penalty=1.1, seed=1)),
@@ -235,8 +222,33 @@ def test_what_is_asked_for_goes_over_the_file(
     assert Sampling.from_defaults(defaults, asked) == expected
 
 
+def test_several_samples_are_drawn_unless_greedy_ones_are_asked_for() -> None:
+    assert Sampling.from_defaults({}, {}, several=True) == Sampling(1.0)
+    assert Sampling.from_defaults({"temperature": 0.3}, {}, several=True) == Sampling(0.3)
+    assert Sampling.from_defaults({}, {"temperature": 0}, several=True) == Sampling()
+
+
+@pytest.mark.parametrize(
+    ("bias", "sentence"),
+    [
+        ([3], "logit_bias is [3]; it must map tokens to numbers."),
+        ({-1: 2}, "logit_bias names -1; it must name tokens by their ids."),
+        ({True: 2}, "logit_bias names True; it must name tokens by their ids."),
+        ({"x": 2}, "logit_bias names 'x'; it must name tokens by their ids."),
+        ({3: "2"}, "logit_bias gives token 3 '2'; it must be a number, or -inf."),
+        ({3: float("nan")}, "logit_bias gives token 3 nan; it must be a number, or -inf."),
+        ({3: float("inf")}, "logit_bias gives token 3 inf; it must be a number, or -inf."),
+        ({3: None}, "logit_bias gives token 3 None; it must be a number, or -inf."),
+    ],
+)
+def test_a_bias_that_cannot_be_is_refused(bias: Any, sentence: str) -> None:
+    with pytest.raises(RequestError) as problem:
+        Sampling(logit_bias=bias)
+    assert str(problem.value) == sentence
+
+
 def test_an_unknown_argument_is_refused_with_those_there_are() -> None:
     with pytest.raises(
-        RequestError, match=r"no sampling argument 'topk' \(min_p, repetition_penalty, seed, temp"
+        RequestError, match=r"no sampling argument 'topk' \(frequency_penalty, logit_bias, min_p, pres"
     ):
         Sampling.from_defaults({}, {"topk": 3})

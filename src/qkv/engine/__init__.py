@@ -1,6 +1,20 @@
 """Requests to tokens."""
 
-from qkv.engine.generation import Completion, Request, check, room, stream
+from qkv.engine.beams import BeamSearch
+from qkv.engine.generation import stream
+from qkv.engine.requests import Completion, Options, Request, check, request, room
 from qkv.engine.sampling import Asked, Sampler, Sampling
 
-__all__ = ["Asked", "Completion", "Request", "Sampler", "Sampling", "check", "room", "stream"]
+__all__ = [
+    "Asked",
+    "BeamSearch",
+    "Completion",
+    "Options",
+    "Request",
+    "Sampler",
+    "Sampling",
+    "check",
+    "request",
+    "room",
+    "stream",
+]

@@ -1,10 +1,11 @@
-"""From logits to a token: numpy, one generator a request."""
+"""From scores to a token: numpy, one generator a sample."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from numbers import Integral
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, TypedDict
 
 import numpy as np
@@ -17,13 +18,15 @@ from qkv.generation_config import SAMPLING, Bounds
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. Temperature 0 is greedy; otherwise the filters apply in the order listed.
+    """How tokens are chosen. Temperature 0 is greedy; otherwise a token is drawn.
 
-    repetition_penalty: logits of tokens already in prompt or answer are divided by it where
-    positive, multiplied where negative (Keskar et al. 2019). temperature divides the logits.
-    top_k keeps that many (0: all). top_p keeps the fewest whose probabilities reach it (Holtzman
-    et al. 2019). min_p keeps those of at least that share of the most likely one. At least one
-    token always stays. The same seed gives the same draws, whatever else runs.
+    First the logits are changed, in this order (see `qkv.engine.processors`): `logit_bias` is added
+    to those of its tokens, -inf forbids one; `repetition_penalty` makes tokens of prompt and answer
+    less likely; `frequency_penalty` times its count in the answer, and `presence_penalty` once, are
+    taken from each token of the answer. Then temperature divides the logits; top_k keeps that many
+    tokens (0: all); top_p keeps the fewest whose probabilities reach it (Holtzman et al. 2019);
+    min_p keeps those of at least that share of the most likely one. At least one token always
+    stays. The same seed gives the same draws, whatever else runs.
     """
 
     temperature: float = 0.0
@@ -32,19 +35,26 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, bounds in _BOUNDS.items():
             value = getattr(self, name)
             if not (bounds.hold(value) or (name == "seed" and value is None)):
                 raise RequestError(f"{name} is {value!r}; it must be {bounds}.")
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
 
     @staticmethod
-    def from_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Sampling:
+    def from_defaults(
+        defaults: Mapping[str, Any], asked: Mapping[str, Any], several: bool = False
+    ) -> Sampling:
         """What was asked for, over what a generation_config.json says, over the defaults above.
 
         Greedy unless the file says `do_sample`, as its authors' library reads it, or something
-        that only sampling has is asked for: then the temperature is the file's, else 1.
+        that only sampling has is asked for, `several` samples too: then the temperature is the
+        file's, else 1.
         """
         known = {f.name for f in fields(Sampling)}
         for name in asked:
@@ -52,12 +62,32 @@ class Sampling:
                 raise RequestError(f"There is no sampling argument {name!r} ({', '.join(sorted(known))}).")
         chosen = {name: value for name, value in defaults.items() if name in known and value is not None}
         asked = {name: value for name, value in asked.items() if value is not None}
-        if not defaults.get("do_sample") and asked.keys() <= {"repetition_penalty"}:
+        if not (defaults.get("do_sample") or several) and asked.keys() <= GREEDY:
             chosen["temperature"] = 0.0
         return Sampling(**{"temperature": 1.0, **chosen, **asked})
 
 
-_BOUNDS = {**SAMPLING, "seed": Bounds(Integral, 0)}
+# what also changes which token is the likeliest
+GREEDY = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"})
+_BOUNDS = {
+    **SAMPLING,
+    "seed": Bounds(Integral, 0),
+    "presence_penalty": Bounds(Real, -2, 2),
+    "frequency_penalty": Bounds(Real, -2, 2),
+}
+
+
+def _checked_bias(bias: Any) -> dict[int, float]:
+    """Token ids to numbers. Raises RequestError for anything else, plus infinity among it."""
+    if not isinstance(bias, Mapping):
+        raise RequestError(f"logit_bias is {bias!r}; it must map tokens to numbers.")
+    for token, value in bias.items():
+        if not Bounds(Integral, 0).hold(token):
+            raise RequestError(f"logit_bias names {token!r}; it must name tokens by their ids.")
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or math.isnan(value) or value == math.inf:
+            raise RequestError(f"logit_bias gives token {token} {value!r}; it must be a number, or -inf.")
+    return {int(token): float(value) for token, value in bias.items()}
 
 
 class Asked(TypedDict, total=False):
@@ -68,42 +98,30 @@ class Asked(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int | str, float] | None
     seed: int | None
 
 
 class Sampler:
-    """Chooses one request's tokens."""
+    """Draws one sample's tokens. Samples of one seed differ, and none depends on how many there are."""
 
-    def __init__(self, sampling: Sampling, prompt: Iterable[int] = ()):
+    def __init__(self, sampling: Sampling, sample: int = 0):
         self.sampling = sampling
-        self.random = np.random.default_rng(sampling.seed)
-        self.seen = set(prompt) if sampling.repetition_penalty != 1 else set()
+        # the first sample draws as a request for one does
+        seeds = np.random.SeedSequence(sampling.seed, spawn_key=(sample,) if sample else ())
+        self.random = np.random.default_rng(seeds)
 
-    def choose(self, logits: Float[np.ndarray, " vocab"]) -> int:
-        """A token, given fp32 logits. Raises RequestError if there is no number among them to choose."""
-        logits = np.asarray(logits, np.float64)
-        if np.isnan(logits).any() or not np.isfinite(logits.max()):
-            raise RequestError("The model's logits are not numbers; its weights or its type overflow.")
-        if self.seen:
-            logits = penalised(logits, self.seen, self.sampling.repetition_penalty)
-        token = int(logits.argmax()) if self.sampling.temperature == 0 else self.draw(logits)
-        if self.sampling.repetition_penalty != 1:
-            self.seen.add(token)
-        return token
-
-    def draw(self, logits: NDArray[np.float64]) -> int:
-        order, shares = candidates(logits, self.sampling)
+    def choose(self, scores: Float[np.ndarray, " vocab"]) -> int:
+        """A token, given logits of which at least one is finite and none is NaN or infinite."""
+        scores = np.asarray(scores, np.float64)
+        if self.sampling.temperature == 0:
+            return int(scores.argmax())
+        order, shares = candidates(scores, self.sampling)
         sums = np.cumsum(shares)
         place = np.searchsorted(sums, self.random.random() * sums[-1], side="right")
         return int(order[min(int(place), len(order) - 1)])
-
-
-def penalised(logits: NDArray[np.float64], seen: Iterable[int], penalty: float) -> NDArray[np.float64]:
-    """Logits of seen tokens made less likely, whichever their sign."""
-    logits = logits.copy()
-    at = np.fromiter(seen, np.int64)
-    logits[at] = np.where(logits[at] > 0, logits[at] / penalty, logits[at] * penalty)
-    return logits
 
 
 def candidates(
@@ -112,7 +130,7 @@ def candidates(
     """The tokens that may be drawn, most likely first, and their probabilities before renormalising."""
     # the top is subtracted first: a tiny temperature then gives 0 and -inf, not an overflow
     logits = (logits - logits.max()) / max(sampling.temperature, 1e-9)
-    order = _likeliest(logits, sampling.top_k or len(logits))
+    order = likeliest(logits, sampling.top_k or len(logits))
     shares = np.exp(logits[order])
     shares /= shares.sum()
     keep = (shares > 0) & (shares >= sampling.min_p * shares[0])
@@ -122,7 +140,7 @@ def candidates(
     return order[keep], shares[keep]
 
 
-def _likeliest(logits: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def likeliest(logits: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """So many ids by falling logit, the lower id first among equals."""
     ids = np.arange(len(logits))
     if count < len(logits):  # sort no more than may stay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Sequence, Set
 
 from qkv.text.pieces import Pieces
@@ -39,6 +40,12 @@ class IncrementalDecoder:
             self._begun = True
             piece = piece.removeprefix(b" ")
         return self._utf8.decode(piece)
+
+    def fork(self) -> IncrementalDecoder:
+        """Another that goes on from here by itself."""
+        other = copy.copy(self)
+        other._utf8 = copy.copy(self._utf8)
+        return other
 
     def flush(self) -> str:
         """No more ids: an unfinished character becomes one U+FFFD."""

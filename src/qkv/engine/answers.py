@@ -1,0 +1,197 @@
+"""What a request makes of its rows' logits: samples, or a beam search. No model is called here."""
+
+from __future__ import annotations
+
+import copy
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from qkv.engine.beams import Beams, BeamSearch, Hypothesis
+from qkv.engine.logprobs import Logprobs
+from qkv.engine.processors import Processor, Rules
+from qkv.engine.requests import Completion, Request, start_token
+from qkv.engine.sampling import Sampler
+from qkv.errors import RequestError, TokenizerError
+from qkv.loading import Loaded
+from qkv.text import StopStrings
+
+Move = tuple[int, int]  # the row that this one goes on from, and the token that it does so with
+Said = list[tuple[int, str, Completion]]  # which of a request's answers, its new text, all of it so far
+
+
+class Answers(Protocol):
+    """The answers of one request in the making."""
+
+    @property
+    def finished(self) -> bool: ...
+
+    moves: list[Move | None]  # what each row reads next; None: it has ended, or is not used
+
+    def accept(self, logits: Float[np.ndarray, "rows vocab"]) -> Said:
+        """Goes on by one token in each row."""
+        ...
+
+
+def answers(request: Request, loaded: Loaded) -> Answers:
+    search = request.beams
+    return Samples(request, loaded) if search is None else Search(request, search, loaded)
+
+
+def before(request: Request, loaded: Loaded) -> tuple[int, ...]:
+    """The tokens that the answer goes on from: the prompt, or the start of an encoder-decoder's."""
+    start = start_token(loaded)
+    return request.prompt if start is None else (start,)
+
+
+class Answer:
+    """One answer: its tokens, their log-probabilities, and the text that they make so far."""
+
+    def __init__(self, request: Request, loaded: Loaded):
+        self.request, self.loaded = request, loaded
+        self.completion = Completion(request.prompt)
+        self.stops = StopStrings(request.stop)
+        self.decoder = loaded.tokenizer.stream() if loaded.tokenizer else None
+        for token in before(request, loaded):  # the text goes on after this
+            self.spell(token)
+
+    def fork(self) -> Answer:
+        """Another that goes on from here."""
+        other, done = copy.copy(self), self.completion
+        other.stops = copy.copy(self.stops)
+        other.decoder = self.decoder.fork() if self.decoder else None
+        other.completion = copy.copy(done)
+        for name in ("tokens", "logprobs", "top_logprobs"):
+            setattr(other.completion, name, list(getattr(done, name)))
+        return other
+
+    @property
+    def finished(self) -> bool:
+        return self.completion.finish_reason is not None
+
+    def add(self, token: int, logprobs: Logprobs, forced: bool = False) -> str:
+        """Takes the next token; returns the text that is now certain. A forced end is the limit's."""
+        done, request = self.completion, self.request
+        done.tokens.append(token)
+        done.logprobs.append(logprobs.of(token))
+        if request.top_logprobs:
+            done.top_logprobs.append(logprobs.top(request.top_logprobs))
+        ended = token in self.loaded.eos_ids and not request.ignore_eos
+        last = ended or len(done.tokens) >= request.max_new_tokens
+        text, stopped = self.stops.push("" if ended else self.spell(token))
+        if last and stopped is None:
+            tail, stopped = self.stops.push(self.decoder.flush() if self.decoder else "")
+            text += tail if stopped is not None else tail + self.stops.flush()
+        done.text += text
+        if (ended and not forced) or stopped is not None:
+            done.finish_reason = "stop"
+        elif last:
+            done.finish_reason = "length"
+        return text
+
+    def spell(self, token: int) -> str:
+        """The text a token completes: none where the model has more ids than its tokenizer has texts."""
+        try:
+            return self.decoder.push(token) if self.decoder else ""
+        except TokenizerError:
+            return ""
+
+    def fail(self, problem: RequestError) -> str:
+        """Ends it here; what was held back of its text is given out."""
+        text = self.stops.flush()
+        self.completion.text += text
+        self.completion.finish_reason, self.completion.error = "error", str(problem)
+        return text
+
+
+class _Scoring:
+    """From a row's logits to what is chosen by."""
+
+    def __init__(self, request: Request, loaded: Loaded):
+        self.request = request
+        past = before(request, loaded)
+        rules = Rules.read(loaded.generation, len(past), loaded.eos_ids)
+        self.search = request.beams is not None
+        self.processor = Processor(request.sampling, past, request.max_new_tokens, rules, self.search)
+
+    def __call__(self, logits: np.ndarray, done: Completion) -> Logprobs:
+        """Raises RequestError where there is nothing to choose from."""
+        scores = self.processor(logits, done.tokens)
+        return Logprobs(logits, scores, self.request.sampling, self.request.logprobs, self.search)
+
+    def forces_end(self, done: Completion) -> bool:
+        """Whether the next token is set because the limit is reached."""
+        return bool(self.processor.rules.last) and len(done.tokens) == self.request.max_new_tokens - 1
+
+
+class Samples:
+    """A request's samples, a row each. What ends one, an error too, ends no other."""
+
+    def __init__(self, request: Request, loaded: Loaded):
+        self.scoring = _Scoring(request, loaded)
+        first = Answer(request, loaded)
+        self.answers = [first, *(first.fork() for _ in range(request.n - 1))]
+        self.samplers = [Sampler(request.sampling, sample) for sample in range(request.n)]
+        self.moves: list[Move | None] = [None] * request.n
+
+    @property
+    def finished(self) -> bool:
+        return all(answer.finished for answer in self.answers)
+
+    def accept(self, logits: Float[np.ndarray, "rows vocab"]) -> Said:
+        said: Said = []
+        for row, answer in enumerate(self.answers):
+            if not answer.finished:
+                said.append((row, self.go_on(answer, self.samplers[row], logits[row]), answer.completion))
+            self.moves[row] = None if answer.finished else (row, answer.completion.tokens[-1])
+        return said
+
+    def go_on(self, answer: Answer, sampler: Sampler, logits: np.ndarray) -> str:
+        try:
+            found = self.scoring(logits, answer.completion)
+        except RequestError as problem:
+            return answer.fail(problem)
+        forced = self.scoring.forces_end(answer.completion)
+        return answer.add(sampler.choose(found.scores), found, forced)
+
+
+class Search:
+    """A request's beam search: nothing is said before it ends, then the best `n`, best first."""
+
+    def __init__(self, request: Request, search: BeamSearch, loaded: Loaded):
+        self.request, self.scoring = request, _Scoring(request, loaded)
+        self.beams = Beams(search, request.max_new_tokens, Answer(request, loaded), self.extend)
+        self.moves: list[Move | None] = [None] * search.width
+        self.found: list[Logprobs] = []  # of each live row
+        self.finished = False
+
+    def accept(self, logits: Float[np.ndarray, "rows vocab"]) -> Said:
+        live = [hypothesis.kept for hypothesis in self.beams.live]
+        try:
+            self.found = [self.scoring(logits[row], answer.completion) for row, answer in enumerate(live)]
+        except RequestError as problem:
+            return self.fail(live[0], problem)
+        totals = np.stack([found.scores for found in self.found])
+        moves = self.beams.step(totals)
+        self.moves = [*moves, *[None] * (len(self.moves) - len(moves))]
+        self.finished = not moves
+        return self.best() if self.finished else []
+
+    def extend(self, hypothesis: Hypothesis[Answer], row: int, token: int) -> tuple[Answer, bool]:
+        answer = hypothesis.kept.fork()
+        answer.add(token, self.found[row], self.scoring.forces_end(answer.completion))
+        return answer, answer.finished
+
+    def best(self) -> Said:
+        said: Said = []
+        for place, (score, hypothesis) in enumerate(self.beams.ended[: self.request.n]):
+            completion = hypothesis.kept.completion
+            completion.score = score
+            said.append((place, completion.text, completion))
+        return said
+
+    def fail(self, answer: Answer, problem: RequestError) -> Said:
+        self.finished, self.moves = True, [None] * len(self.moves)
+        answer.fail(problem)
+        return [(0, answer.completion.text, answer.completion)]

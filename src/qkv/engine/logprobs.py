@@ -1,0 +1,63 @@
+"""Log-probabilities: the model's own, and those a token is drawn by."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.engine.sampling import Sampling, candidates, likeliest
+
+Kind = Literal["raw", "processed"]
+
+
+class Logprobs:
+    """Of one place of a text.
+
+    "raw" are the model's own. "processed" are those of the distribution the token is drawn from,
+    after biases, penalties, temperature and filters; at temperature 0, where nothing is drawn, after
+    biases and penalties; in a beam search (`summed`) the numbers that it adds up.
+    """
+
+    def __init__(
+        self,
+        logits: np.ndarray,
+        scores: NDArray[np.float64],
+        sampling: Sampling,
+        kind: Kind,
+        summed: bool = False,
+    ):
+        self.logits, self.scores, self.sampling, self.kind = logits, scores, sampling, kind
+        self.summed = summed
+
+    @cached_property
+    def values(self) -> NDArray[np.float64]:
+        """(vocab,); -inf for what cannot be drawn."""
+        if self.kind == "raw":
+            return log_softmax(self.logits)
+        if self.summed:
+            return self.scores
+        if self.sampling.temperature == 0:
+            return log_softmax(self.scores)
+        order, shares = candidates(self.scores, self.sampling)
+        values = np.full(len(self.scores), -np.inf)
+        values[order] = np.log(shares / shares.sum())
+        return values
+
+    def of(self, token: int) -> float:
+        return float(self.values[token])
+
+    def top(self, count: int) -> list[tuple[int, float]]:
+        """The likeliest tokens and theirs, falling; fewer where no more are possible."""
+        if not count:
+            return []
+        found = likeliest(self.values, count)
+        return [(int(token), self.of(token)) for token in found if np.isfinite(self.values[token])]
+
+
+def log_softmax(scores: np.ndarray) -> NDArray[np.float64]:
+    shifted = np.asarray(scores, np.float64) - scores.max()
+    values: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return values

@@ -1,0 +1,266 @@
+"""What is asked for and what comes of it; what cannot be served is refused here, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, Literal
+
+from qkv.engine.beams import BeamSearch
+from qkv.engine.logprobs import Kind
+from qkv.engine.sampling import GREEDY, Asked, Sampling
+from qkv.errors import ConfigError, RequestError
+from qkv.generation_config import SAMPLES, Bounds
+from qkv.loading import Loaded
+from qkv.spec import Language, Learned, Stack, Tokens
+from qkv.text import StopStrings, Tokenizer
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to continue and when to stop. For an encoder-decoder the prompt is what the encoder reads.
+
+    `n` answers are wanted: samples, or with `beams` the best of the search. `logprobs` says which
+    are reported, and `top_logprobs` of how many of the likeliest tokens beside the chosen one.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    beams: BeamSearch | None = None
+    logprobs: Kind = "raw"
+    top_logprobs: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch that this takes once the prompt is read."""
+        return self.n if self.beams is None else self.beams.width
+
+
+class Options(Asked, total=False):
+    """What may be asked for beside the prompt; None, or nothing, leaves the model's default."""
+
+    max_new_tokens: int | None
+    stop: str | Sequence[str] | None
+    ignore_eos: bool
+    n: int | None
+    beams: int | None
+    length_penalty: float | None
+    early_stopping: bool | Literal["never"] | None
+    logprobs: Kind | None
+    top_logprobs: int | None
+
+
+@dataclass
+class Completion:
+    """One answer. `finish_reason` is "stop" (an end token or a stop text), "length", or "error".
+
+    `tokens` are all that were chosen, an end token included; `text` goes on exactly where the
+    prompt's ends. `logprobs` are theirs: the model's own, unless "processed" ones were asked for;
+    `top_logprobs` the likeliest tokens at each place and theirs. `score` is that of a beam search.
+    `error` says why an answer ended early; the others of its batch are not touched by it.
+    """
+
+    prompt: tuple[int, ...]
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    finish_reason: str | None = None
+    score: float | None = None
+    error: str | None = None
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def prefill_speed(self) -> float:
+        """Prompt tokens a second."""
+        return len(self.prompt) / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_speed(self) -> float:
+        """Tokens a second after the first, which the prompt's pass gives."""
+        return (len(self.tokens) - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+def request(prompt: tuple[int, ...], loaded: Loaded, asked: Mapping[str, Any]) -> Request:
+    """A prompt and what is asked for, over what the model's files say, over the defaults."""
+    known = Options.__annotations__.keys()
+    for name in asked:
+        if name not in known:
+            raise RequestError(f"There is no argument {name!r} ({', '.join(sorted(known))}).")
+    given, files = {name: value for name, value in asked.items() if value is not None}, loaded.generation
+    n = given.get("n", files.get("num_return_sequences") or 1)
+    beams = _beams(given, files)
+    sampled = {name: value for name, value in given.items() if name in Asked.__annotations__}
+    if "logit_bias" in sampled:
+        sampled["logit_bias"] = token_ids(sampled["logit_bias"], loaded.tokenizer)
+    if beams is not None:
+        drawn = [name for name, value in sampled.items() if name not in {*GREEDY, "seed"} and value != 0]
+        if drawn:
+            raise RequestError(
+                f"{drawn[0]} is for sampling, and a beam search draws nothing: leave it out, or give beams=1."
+            )
+        sampled["temperature"] = 0.0
+    several = Bounds(Integral, 2).hold(n) and beams is None
+    stop = given.get("stop", ())
+    return Request(
+        prompt,
+        room(prompt, loaded, given.get("max_new_tokens")),
+        Sampling.from_defaults(files, sampled, several),
+        tuple(stop) if isinstance(stop, list | tuple) else (stop,),
+        given.get("ignore_eos", False),
+        n,
+        beams,
+        given.get("logprobs", "raw"),
+        given.get("top_logprobs", 0),
+    )
+
+
+def _beams(asked: Mapping[str, Any], files: Mapping[str, Any]) -> BeamSearch | None:
+    """The search that is asked for, or that the files set; one beam is none."""
+    settings = {name: asked.get(name, files.get(name)) for name in ("length_penalty", "early_stopping")}
+    width = asked.get("beams", files.get("num_beams"))
+    if width is None or (width == 1 and not isinstance(width, bool)):
+        for name in settings:
+            if name in asked:
+                raise RequestError(f"{name} is for a beam search: give beams, of at least 2, as well.")
+        return None
+    return BeamSearch(width, **{name: value for name, value in settings.items() if value is not None})
+
+
+def token_ids(bias: Any, tokenizer: Tokenizer | None) -> Any:
+    """A logit_bias with its texts, which must be of exactly one token, as ids."""
+    if not isinstance(bias, Mapping):
+        return bias  # refused where its numbers are checked
+    found: dict[Any, Any] = {}
+    for name, value in bias.items():
+        token = _token_of(name, tokenizer) if isinstance(name, str) else name
+        if token in found:
+            raise RequestError(f"logit_bias names token {token} twice.")
+        found[token] = value
+    return found
+
+
+def _token_of(text: str, tokenizer: Tokenizer | None) -> int:
+    if tokenizer is None:
+        raise RequestError(f"logit_bias names {text!r}, and this source has no tokenizer: give token ids.")
+    ids = tokenizer.encode(text, bos=False, eos=False)
+    if len(ids) != 1 or tokenizer.decode(ids, skip_special=False) != text:
+        parts = ", ".join(repr(tokenizer.decode([token], skip_special=False)) for token in ids)
+        raise RequestError(f"logit_bias names {text!r}, which is no single token (but {parts or 'none'}).")
+    return ids[0]
+
+
+def start_token(loaded: Loaded) -> int | None:
+    """What the decoder of an encoder-decoder starts with; None where the prompt is what goes on."""
+    if loaded.model.spec.encoder is None:
+        return None
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        for settings in (loaded.generation, loaded.config):
+            token = settings.get(name)
+            if token is not None:
+                if not Bounds(Integral, 0, loaded.vocab - 1).hold(token):
+                    raise ConfigError(f"{name} is {token!r}; it must be a token id below {loaded.vocab:,}.")
+                return int(token)
+    raise RequestError(
+        "The model's files name no decoder_start_token_id, which the decoder of this model starts with."
+    )
+
+
+def check(request: Request, loaded: Loaded) -> None:
+    """Raises RequestError, with the numbers, for what cannot be served."""
+    _check_tokens(request, loaded)
+    more = request.max_new_tokens
+    if not Bounds(Integral, 1).hold(more):
+        raise RequestError(f"max_new_tokens is {more!r}; it must be a whole number of at least 1.")
+    _check_lengths(request, loaded)
+    StopStrings(request.stop)  # refuses what is no text
+    if request.stop and loaded.tokenizer is None:
+        raise RequestError("Stop texts need a tokenizer, and this source has none.")
+    _check_answers(request, loaded)
+
+
+def _check_tokens(request: Request, loaded: Loaded) -> None:
+    if not request.prompt:
+        raise RequestError("The prompt is empty: give at least one token.")
+    read = loaded.model.spec.encoder
+    vocab = read.input.vocab if read is not None and isinstance(read.input, Tokens) else loaded.vocab
+    for place, token in enumerate(request.prompt):
+        if not 0 <= token < vocab:
+            raise RequestError(
+                f"Token {token}, at place {place} of the prompt, is outside the vocabulary of {vocab:,}."
+            )
+
+
+def _check_lengths(request: Request, loaded: Loaded) -> None:
+    size, more, spec = len(request.prompt), request.max_new_tokens, loaded.model.spec
+    if spec.encoder is None:
+        if loaded.context is not None and size + more > loaded.context:
+            raise RequestError(
+                f"This request needs {size + more:,} tokens ({size:,} of prompt, {more:,} new) and the "
+                f"context holds {loaded.context:,}: ask for fewer, or shorten the prompt."
+            )
+        return
+    most, answer = _table(spec.encoder), _table(spec.trunk)
+    if most is not None and size > most:
+        raise RequestError(f"The prompt has {size:,} tokens and the encoder reads {most:,}: shorten it.")
+    if answer is not None and 1 + more > answer:
+        raise RequestError(
+            f"This request needs {1 + more:,} tokens of the decoder (its start and {more:,} new), which "
+            f"has room for {answer:,}: ask for fewer."
+        )
+
+
+def _check_answers(request: Request, loaded: Loaded) -> None:
+    n, beams, head = request.n, request.beams, loaded.model.spec.head
+    if not SAMPLES.hold(n):
+        raise RequestError(f"n is {n!r}; it must be {SAMPLES}.")
+    if beams is not None and n > beams.width:
+        raise RequestError(f"n is {n} and beams {beams.width}: a search gives at most as many as its beams.")
+    if request.logprobs not in ("raw", "processed"):
+        raise RequestError(f'logprobs is {request.logprobs!r}; it must be "raw" or "processed".')
+    vocab = head.vocab if isinstance(head, Language) else loaded.vocab
+    if not Bounds(Integral, 0, vocab).hold(request.top_logprobs):
+        raise RequestError(
+            f"top_logprobs is {request.top_logprobs!r}; it must be a whole number from 0 to {vocab:,}, "
+            "the size of the vocabulary."
+        )
+    for token in request.sampling.logit_bias:
+        if token >= vocab:
+            raise RequestError(f"logit_bias names token {token}, outside the vocabulary of {vocab:,}.")
+
+
+def _table(stack: Stack) -> int | None:
+    """How many positions a stack has rows for; None where they are computed."""
+    position = stack.input.position if isinstance(stack.input, Tokens) else None
+    return position.rows - position.offset if isinstance(position, Learned) else None
+
+
+def room(prompt: Sequence[int], loaded: Loaded, wanted: int | None, default: int = 256) -> int:
+    """How many tokens to generate: what was asked, or what the model's files say, or the default.
+
+    The latter two as far as the context allows; the default also as far as a `max_length` of the
+    files, which counts the prompt (of an encoder-decoder: the start), does.
+    """
+    if wanted is not None:
+        return wanted
+    spec, own = loaded.model.spec, loaded.generation.get("max_new_tokens")
+    size, most = (len(prompt), loaded.context) if spec.encoder is None else (1, _table(spec.trunk))
+    if most is not None and size >= most:
+        raise RequestError(f"The prompt has {size:,} tokens and the context holds {most:,}: shorten it.")
+    limits = [own or default] + ([] if most is None else [most - size])
+    whole = loaded.generation.get("max_length") if own is None else None
+    if whole is not None and size >= whole:
+        raise RequestError(
+            f"The prompt has {size:,} tokens and the model's max_length is {whole:,}: "
+            "shorten it, or give max_new_tokens."
+        )
+    return min(limits if whole is None else [*limits, whole - size])
