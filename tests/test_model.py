@@ -359,9 +359,9 @@ def test_what_was_ignored_is_not_saved(tmp_path: Path, changes: dict[str, Any], 
 
 def test_ignored_keys_of_generation_are_not_saved(tmp_path: Path) -> None:
     save_llama(tmp_path / "first")
-    settings = {"num_beams": 4, "top_k": 3, "eos_token_id": END}
+    settings = {"num_beam_groups": 4, "top_k": 3, "eos_token_id": END}
     (tmp_path / "first" / "generation_config.json").write_text(json.dumps(settings))
-    qkv.load(tmp_path / "first", ignore="num_beams").save(tmp_path / "second")
+    qkv.load(tmp_path / "first", ignore="num_beam_groups").save(tmp_path / "second")
     saved = json.loads((tmp_path / "second" / "generation_config.json").read_text())
     assert saved == {"top_k": 3, "eos_token_id": END}
     assert qkv.load(tmp_path / "second").loaded.generation == saved

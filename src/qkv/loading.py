@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from qkv.checkpoints import FORMATS, StoredTensor, read_gguf, read_safetensors
 from qkv.errors import CapacityError, CheckpointError, RequestError, SourceError, UnsupportedError
 from qkv.families import Description, describe, describe_gguf, family_of, gguf
+from qkv.families.weights import WeightMap, pieces
 from qkv.generation_config import NAME as GENERATION, check, ends
 from qkv.memory import free_memory
 from qkv.nn import Transformer, tie
@@ -25,7 +27,8 @@ Progress = Callable[[int, int], None]  # tensors done, tensors in all
 
 
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
-FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+SAVED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+FLOATS = {kind: dtype for dtype, kind in SAVED.items()}
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Loaded:
     """What a source holds, without the keys that were ignored.
 
     `config` is its config.json and `generation` its generation_config.json, {} where there is none.
+    `carried` are tensors that hold no parameter, to be saved with it again.
     """
 
     model: Transformer
@@ -43,6 +47,7 @@ class Loaded:
     description: Description
     config: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
+    carried: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     @property
     def vocab(self) -> int:
@@ -85,6 +90,7 @@ def load(
         description=files.description,
         config=files.config,
         generation=files.generation,
+        carried=_carried(files, ignore),
     )
 
 
@@ -161,11 +167,20 @@ def _open_folder(path: Path, ignore: tuple[str, ...]) -> _Files:
     description, tensors = describe(config, "config.json", ignore), read_safetensors(path)
     if not any(name.startswith(description.prefix) for name in tensors):
         description = description.bare()
+    tensors = {_today(name, description.older): tensor for name, tensor in tensors.items()}
     tokenizer = from_folder(folder) if (folder / "tokenizer.json").is_file() else None
     stops = ends(generation, GENERATION) | ends(config, "config.json")
     stops |= tokenizer.eos_ids if tokenizer else frozenset()
     ignored |= defaults
     return _Files(path.name, description, tensors, tokenizer, stops, frozenset(ignored), config, generation)
+
+
+def _today(name: str, older: Mapping[str, str]) -> str:
+    """A tensor's name with today's ending."""
+    for ending, now in older.items():
+        if name.endswith(ending):
+            return name.removesuffix(ending) + now
+    return name
 
 
 def _dtype(asked: torch.dtype | str | None, tensors: Mapping[str, StoredTensor]) -> torch.dtype:
@@ -205,44 +220,51 @@ def fill(
     """The model with every parameter from the files; every tensor used, or known not to matter."""
     if not files.description.weights:
         raise UnsupportedError(f"{files.name}: this kind of model can be inspected but not loaded yet.")
-    names = {ours: _their_name(ours, files.description.weights) for ours in files.description.model.weights()}
-    _check_names(files, names, ignore)
-    _check_tensors(files, names)
+    _check_present(files)
+    places = weight_map(files.description)
+    _check_unused(files, places, ignore)
+    _check_tensors(files, places)
     _check_memory(files, dtype, device)
     # built once the files have proven the sizes: a configuration alone could ask for anything
     with torch.device("meta"):
         model = Transformer(files.description.model).requires_grad_(False)
     state = {}
-    for done, (ours, theirs) in enumerate(names.items(), 1):
+    for done, ours in enumerate(places.ours, 1):
         try:
-            state[ours] = _converted(files.tensors[theirs], dtype, device)
+            state[ours] = _converted(files, places, ours, dtype, device)
         except (MemoryError, RuntimeError) as problem:
             if "memory" not in str(problem) and not isinstance(problem, MemoryError):
                 raise
             raise _too_large(files, dtype, None) from None
         if progress is not None:
-            progress(done, len(names))
+            progress(done, len(places.ours))
     model.load_state_dict(state, strict=False, assign=True)
     tie(model, files.description.model)
     return model.eval()
 
 
-def _their_name(ours: str, weights: Mapping[str, str]) -> str:
-    number = re.search(r"layers\.(\d+)\.", ours)
-    general = ours.replace(f"layers.{number[1]}.", "layers.{layer}.", 1) if number else ours
-    if general not in weights:
-        raise CheckpointError(f"No checkpoint name is known for {ours}.")
-    return weights[general].replace("{layer}", number[1] if number else "")
+def weight_map(description: Description) -> WeightMap:
+    """Where the parameters stand in a checkpoint, shared ones once."""
+    return WeightMap(_shapes(description), description.weights)
 
 
-def _check_names(files: _Files, names: Mapping[str, str], ignore: tuple[str, ...]) -> None:
-    missing = [theirs for theirs in names.values() if theirs not in files.tensors]
+def _shapes(description: Description) -> dict[str, tuple[int, ...]]:
+    return {name: tensor.shape for name, tensor in description.model.weights().items()}
+
+
+def _check_present(files: _Files) -> None:
+    """Before anything is made of the configuration: it may call for more tensors than can be counted."""
+    wanted = (piece.place.name for piece in pieces(_shapes(files.description), files.description.weights))
+    missing = [*dict.fromkeys(islice((name for name in wanted if name not in files.tensors), 1000))]
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise CheckpointError(f"{files.name} lacks {missing[0]}{more}, which its configuration calls for.")
-    unused = files.tensors.keys() - set(names.values())
+
+
+def _check_unused(files: _Files, places: WeightMap, ignore: tuple[str, ...]) -> None:
+    unused = files.tensors.keys() - places.theirs.keys()
     patterns = (*files.description.irrelevant, *ignore)
-    copies = _tied_copies(files, names)
+    copies = _copies(files, places)
     for name in sorted(unused):
         if _matches(name, patterns):
             continue
@@ -263,38 +285,49 @@ def _check_names(files: _Files, names: Mapping[str, str], ignore: tuple[str, ...
             )
 
 
+def _carried(files: _Files, ignore: tuple[str, ...]) -> dict[str, StoredTensor]:
+    used, irrelevant = weight_map(files.description).theirs, files.description.irrelevant
+    return {
+        name: tensor
+        for name, tensor in files.tensors.items()
+        if name not in used and _matches(name, irrelevant) and not _matches(name, ignore)
+    }
+
+
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether a tensor's name is one of these or fits one of them: names may hold [brackets]."""
     return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _tied_copies(files: _Files, names: Mapping[str, str]) -> dict[str, str]:
-    """A shared tensor's further names, as some tools save tied heads twice, and the name it is read by."""
-    shared = {tensor.name: tensor.key for tensor in files.description.model.tensors()}
-    first = {shared[ours]: theirs for ours, theirs in names.items()}
-    return {
-        _their_name(ours, files.description.weights): first[key]
-        for ours, key in shared.items()
-        if ours not in names
+def _copies(files: _Files, places: WeightMap) -> dict[str, str]:
+    """Names under which some tools save a shared tensor again, and the name it is read by."""
+    description = files.description
+    shared = {tensor.name: tensor for tensor in description.model.tensors()}
+    first = {shared[ours].key: found[0].place.name for ours, found in places.ours.items()}
+    others = {ours: tensor.shape for ours, tensor in shared.items() if ours not in places.ours}
+    again = {
+        piece.place.name: first[shared[piece.ours].key]
+        for piece in pieces(others, description.weights)
+        if piece.place.part is None and piece.item is None
     }
+    return {**description.copies, **again}
 
 
 def _same(a: StoredTensor, b: StoredTensor) -> bool:
     return (a.format, a.shape) == (b.format, b.shape) and bool((a.data == b.data).all())
 
 
-def _check_tensors(files: _Files, names: Mapping[str, str]) -> None:
-    for ours, tensor in files.description.model.weights().items():
-        stored = files.tensors[names[ours]]
-        if stored.shape != tensor.shape:
+def _check_tensors(files: _Files, places: WeightMap) -> None:
+    for name in places.theirs:
+        stored, shape = files.tensors[name], places.shape(name)
+        if stored.shape != shape:
             raise CheckpointError(
-                f"{files.name}: {stored.name} has shape {stored.shape}; "
-                f"the configuration makes it {tensor.shape}."
+                f"{files.name}: {name} has shape {stored.shape}; the configuration makes it {shape}."
             )
         plain = FORMATS[stored.format].dtype
         if plain is not None and plain.kind != "f":
             raise CheckpointError(
-                f"{files.name}: {stored.name} is stored as {stored.format}; "
+                f"{files.name}: {name} is stored as {stored.format}; "
                 "a weight must be a floating-point number, or in a block format of GGUF."
             )
 
@@ -323,27 +356,52 @@ def _gigabytes(count: int) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
 
 
-def _converted(stored: StoredTensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    values = to_torch(stored)
+def _converted(
+    files: _Files, places: WeightMap, ours: str, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    names = [piece.place.name for piece in places.ours[ours]]
+    bits = {files.tensors[name].format for name in names} == {"BF16"}
+    values = to_torch(places.read(ours, lambda name: _array(files.tensors[name], bits)), bits)
     found = values.to(device=device, dtype=dtype)
     if dtype == torch.float16 and values.dtype != dtype and not bool(found.isfinite().all()):
         raise CheckpointError(
-            f'{stored.name} holds values that float16 cannot: load with dtype="bfloat16" or "float32".'
+            f'{names[0]} holds values that float16 cannot: load with dtype="bfloat16" or "float32".'
         )
     return found
 
 
-def to_torch(stored: StoredTensor) -> torch.Tensor:
-    """The values as a tensor of its own memory; bfloat16 keeps its bits."""
-    if stored.format == "BF16":
-        bits = torch.from_numpy(stored.data.copy()).view(torch.bfloat16)
-        return bits.view(stored.shape)
-    values = stored.decode()
-    return torch.from_numpy(values if values.flags.owndata and values.flags.writeable else values.copy())
+def _array(stored: StoredTensor, bits: bool = False) -> np.ndarray:
+    """The values, or with `bits` those of bfloat16 as whole numbers: numpy has no such type."""
+    return stored.data.view(np.uint16).reshape(stored.shape) if bits else stored.decode()
 
 
-def checkpoint_names(loaded: Loaded) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each parameter under its name in a checkpoint, shared ones once: the weight table read backwards."""
+def to_torch(values: np.ndarray, bits: bool = False) -> torch.Tensor:
+    """An array as a tensor of its own memory, and of no more than it needs."""
+    base = values.base if isinstance(values.base, np.ndarray) else values
+    own = values.flags.writeable and values.flags.c_contiguous and base.nbytes == values.nbytes
+    found = torch.from_numpy(values if own else np.array(values, order="C"))
+    return found.view(torch.bfloat16) if bits else found
+
+
+def stored_tensors(loaded: Loaded) -> Iterator[StoredTensor]:
+    """The model as its checkpoint held it: the weight table read backwards, shared tensors once.
+
+    What holds no parameter (a buffer, the layers that guess ahead) comes along unchanged.
+    """
     parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
-    for ours in loaded.description.model.weights():
-        yield _their_name(ours, loaded.description.weights), parameters[ours]
+    places, values = weight_map(loaded.description), dict[str, np.ndarray]()
+    for name, together in places.theirs.items():
+        dtype = parameters[together[0].ours].dtype  # of several in one tensor, the first one's
+        # a stack of experts is fetched once, not once for each
+        ours = {piece.ours for piece in together}
+        values = {
+            each: values[each] if each in values else _bits(parameters[each].to(dtype)) for each in ours
+        }
+        flat = np.ascontiguousarray(places.write(name, values.__getitem__)).reshape(-1)
+        yield StoredTensor(name, places.shape(name), SAVED[dtype], flat.view(np.uint8))
+    yield from loaded.carried.values()
+
+
+def _bits(tensor: torch.Tensor) -> np.ndarray:
+    values = tensor.detach().cpu()
+    return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float, Int
 
 from qkv import engine, loading
-from qkv.checkpoints import StoredTensor, write_safetensors
-from qkv.engine import Asked, Completion, Request, Sampling
+from qkv.checkpoints import write_shards
+from qkv.engine import Completion, Options, Request
 from qkv.errors import RequestError, TokenizerError, UnsupportedError
 from qkv.generation_config import NAME as GENERATION
 from qkv.nn import Layout, NoTap, Tap, Taps, tap_names
-from qkv.spec import Language, Model as Spec
+from qkv.spec import Language, Model as Spec, MultiToken, Tokens
 from qkv.text import Tokenizer
 
 Prompt = str | Sequence[int] | np.ndarray | torch.Tensor
@@ -67,87 +67,92 @@ class Model:
 
     def __call__(
         self,
-        tokens: Int[torch.Tensor, "batch length"],
+        tokens: Int[torch.Tensor, "batch length"] | None = None,
         source: Int[torch.Tensor, "batch source"] | None = None,
         *,
         types: Int[torch.Tensor, "batch length"] | None = None,
-        features: torch.Tensor | None = None,
+        features: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
         layout: Layout | None = None,
     ) -> Float[torch.Tensor, "batch length vocab"] | Float[torch.Tensor, "batch length width"]:
-        """Logits where the checkpoint has a language head, else hidden states.
+        """Logits where the checkpoint has a language head, else what its head gives, or hidden states.
 
-        `source` is what cross-attention reads, `features` images or audio frames: models of this
-        kind refuse what they have no use for. `layout` defaults to unpadded rows.
+        `source` are the tokens that an encoder reads, `types` those of the tokens (BERT's segments),
+        `features` images or audio frames: see `qkv.nn.Transformer`. Models refuse what they have no
+        use for. `layout` defaults to unpadded rows.
         """
-        for name, given in (("source", source), ("features", features), ("types", types)):
-            if given is not None:
-                raise RequestError(f"This model has no use for {name}.")
-        if not isinstance(tokens, torch.Tensor) or tokens.dtype not in _WHOLE:
-            raise RequestError("Tokens must be a tensor of whole numbers, (batch, length).")
+        given = {
+            name: _ids(name, ids, self.device)
+            for name, ids in (("tokens", tokens), ("source", source), ("types", types))
+        }
         if layout is not None and not isinstance(layout, Layout):
             raise RequestError(f"layout must be a Layout or None, not of type {type(layout).__name__}.")
-        return self.network(tokens.to(self.device, torch.long), layout=layout, tap=self._tap)
+        return self.network(**given, features=features, layout=layout, tap=self._tap)
 
     def generate(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        *,
-        max_new_tokens: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        ignore_eos: bool = False,
-        **sampling: Unpack[Asked],
-    ) -> Completion | list[Completion]:
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
+    ) -> Completion | list[Completion] | list[list[Completion]]:
         """Continues a prompt (text or token ids), or each of a list of prompts as one batch.
 
-        Rows of an array (batch, length) are prompts of a batch. Greedy unless the model's generation
-        config or the arguments say otherwise (see `qkv.engine.Sampling`). `max_new_tokens` None: the
-        generation config's, else 256, as far as the context allows. Stops before any of the `stop`
-        texts. Raises RequestError, or CapacityError for a cache that does not fit, before anything
-        runs.
+        Rows of an array (batch, length) are prompts of a batch. An encoder-decoder reads the prompt
+        and answers it. Greedy unless the model's generation config or the arguments say otherwise:
+
+        - max_new_tokens: None is the generation config's, else 256, as far as the context allows.
+        - stop: texts before which an answer stops; ignore_eos: end tokens do not stop it.
+        - temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
+          logit_bias, seed: see `qkv.engine.Sampling`. A bias may name a token by its text.
+        - n: so many samples of each prompt, which is read once; sample i is the same whatever n.
+        - beams, length_penalty, early_stopping: see `qkv.engine.BeamSearch`; n of its answers, best
+          first, fewer where the search finds no more.
+        - logprobs: "raw" (default) or "processed"; top_logprobs: see `qkv.engine.Completion`.
+
+        With n above 1 each prompt's answers are a list. Raises RequestError, or CapacityError for a
+        cache that does not fit, before anything runs; RequestError also where the model's numbers
+        fail and there is one answer. Of several, those that fail have an `error`.
         """
         prompts, single = _prompts(prompt)
-        requests = [self.request(p, max_new_tokens, stop, ignore_eos, sampling) for p in prompts]
+        requests = [self.request(p, **options) for p in prompts]
         if not requests:
             raise RequestError("There is no prompt to continue.")
         found: dict[int, Completion] = {}
-        for row, _, completion in engine.stream(self.loaded, requests, lambda: self._tap):
-            found[row] = completion
-        return found[0] if single else [found[row] for row in range(len(requests))]
+        for number, _, completion in engine.stream(self.loaded, requests, lambda: self._tap):
+            found[number] = completion
+        n = requests[0].n
+        if n == 1:
+            if single:
+                _raise_error(found[0])
+            return found[0] if single else [found[row] for row in range(len(requests))]
+        each = [[found[i] for i in range(row * n, row * n + n) if i in found] for row in range(len(requests))]
+        return each[0] if single else each
 
     def stream(
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        ignore_eos: bool = False,
         progress: Callable[[int, int], None] | None = None,
-        **sampling: Unpack[Asked],
+        **options: Unpack[Options],
     ) -> Stream:
-        """The same for one prompt, piece by piece: iterate for text, then look at `.completion`.
+        """One answer to one prompt, piece by piece: iterate for text, then look at `.completion`.
 
         What cannot be served is refused here; nothing runs before the first piece is asked for.
-        `progress` is told how much of the prompt is read, and of how much.
+        `progress` is told how much of the prompt is read, and of how much. A beam search gives its
+        text in one piece at its end.
         """
-        request = self.request(prompt, max_new_tokens, stop, ignore_eos, sampling)
+        if options.get("n") not in (None, 1):
+            raise RequestError("A stream is of one answer: leave n out, or generate without a stream.")
+        options["n"] = 1
+        request = self.request(prompt, **options)
         return Stream(engine.stream(self.loaded, [request], lambda: self._tap, progress), request)
 
-    def request(
-        self,
-        prompt: Prompt,
-        max_new_tokens: int | None,
-        stop: str | Sequence[str] | None,
-        ignore_eos: bool,
-        sampling: Mapping[str, Any],
-    ) -> Request:
+    def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
         """A prompt and its arguments as the engine takes them."""
-        if not isinstance(self.spec.head, Language):
+        if not isinstance(self.spec.head, Language | MultiToken):
             raise UnsupportedError("This model has no language head, so it cannot generate.")
+        if self.spec.decoder is None:
+            raise UnsupportedError("This model is an encoder, which fills in a text and cannot generate one.")
+        if self.spec.encoder is not None and not isinstance(self.spec.encoder.input, Tokens):
+            raise UnsupportedError("This model answers images or audio, which are no prompts yet.")
         ids = tuple(self.encode(prompt)) if isinstance(prompt, str) else _whole(prompt)
-        stops = () if stop is None else tuple(stop) if isinstance(stop, list | tuple) else (stop,)
-        chosen = Sampling.from_defaults(self.loaded.generation, sampling)
-        limit = engine.room(ids, self.loaded, max_new_tokens)
-        return Request(ids, limit, chosen, stops, ignore_eos)
+        return engine.request(ids, self.loaded, options)
 
     def encode(self, text: str) -> list[int]:
         """The prompt's tokens, with the beginning token where the model's files ask for one."""
@@ -185,8 +190,8 @@ class Model:
         """Writes a folder in Hugging Face layout: weights, configuration and tokenizer, as they were read.
 
         What was ignored in loading is left out, so that the folder is this model. Shared tensors are
-        stored once, in the type the model has now. Raises RequestError where the folder already holds
-        weights.
+        stored once, in the type the model has now, in files of about 5 GB. Raises RequestError where the
+        folder already holds weights.
         """
         if not self.loaded.config:
             raise UnsupportedError("Only models read from a Hugging Face folder can be saved so far.")
@@ -194,8 +199,7 @@ class Model:
         if next(folder.glob("*.safetensors*"), None) is not None:
             raise RequestError(f"{folder} already holds weights: save to another folder.")
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: _stored(name, tensor) for name, tensor in loading.checkpoint_names(self.loaded)}
-        write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
+        write_shards(folder, loading.stored_tensors(self.loaded))
         source = self.loaded.source
         for path in ((source if source.is_dir() else source.parent) / name for name in _BESIDE):
             if path.is_file():
@@ -231,11 +235,17 @@ class Stream:
             self.completion = completion
             if text:
                 return text
+        _raise_error(self.completion)
         raise StopIteration
 
     def close(self) -> None:
         """Generates no more, and frees the memory that this took."""
         self._pieces.close()
+
+
+def _raise_error(completion: Completion) -> None:
+    if completion.error is not None:
+        raise RequestError(completion.error)
 
 
 class _Nested:
@@ -247,11 +257,22 @@ class _Nested:
     def __call__(self, name: str, value: torch.Tensor) -> torch.Tensor:
         return self.inner(name, self.outer(name, value))
 
+    def wants(self, name: str) -> bool:
+        return self.outer.wants(name) or self.inner.wants(name)
+
     def at(self, *names: str | int) -> Tap:
         return _Nested(self.outer.at(*names), self.inner.at(*names))
 
 
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _ids(name: str, ids: Any, device: torch.device) -> torch.Tensor | None:
+    if ids is None:
+        return None
+    if not isinstance(ids, torch.Tensor) or ids.dtype not in _WHOLE:
+        raise RequestError(f"{name.capitalize()} must be a tensor of whole numbers, (batch, length).")
+    return ids.to(device, torch.long)
 
 
 def _prompts(given: Any) -> tuple[list[Any], bool]:
@@ -286,9 +307,3 @@ def _items(prompt: Any) -> list[Any]:
 
 
 _NO_PROMPT = "A prompt must be text or token ids (whole numbers)."
-
-
-def _stored(name: str, tensor: torch.Tensor) -> StoredTensor:
-    formats = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
-    raw = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().reshape(-1)
-    return StoredTensor(name, tuple(tensor.shape), formats[tensor.dtype], np.ascontiguousarray(raw))

@@ -16,7 +16,7 @@ import transformers
 
 from qkv.errors import ConfigError, QkvError
 from qkv.families import FILES, Config, Description, describe
-from qkv.loading import _their_name
+from qkv.families.weights import pieces
 from qkv.spec import (
     Attention,
     Causal,
@@ -453,7 +453,7 @@ def test_names_and_shapes_are_those_of_transformers(data: dict[str, Any]) -> Non
         theirs = transformers.AutoModelForCausalLM.from_config(config)
     description = describe(data)
     tensors = {tensor.name: tensor.shape for tensor in description.model.tensors()}
-    ours = {_their_name(name, description.weights): shape for name, shape in tensors.items()}
+    ours = {piece.place.name: piece.shape for piece in pieces(tensors, description.weights)}
     assert ours == {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
     assert description.model.parameters() == theirs.num_parameters()
 

@@ -145,9 +145,8 @@ def test_gradients_of_one_layer(pair: Pair) -> None:
 
 
 def _names(pair: Pair) -> dict[str, str]:
-    wanted = pair.loaded.description.model.weights()
-    found = (name for name, _ in loading.checkpoint_names(pair.loaded))
-    return dict(zip(wanted, found, strict=True))
+    places = loading.weight_map(pair.loaded.description)
+    return {ours: place.name for ours, [(_, _, place, _)] in places.ours.items()}
 
 
 def test_parameters_are_those_of_the_description(pair: Pair) -> None:

@@ -102,8 +102,23 @@ def test_a_key_nobody_knows_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_head_that_is_not_known_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match="ForSequenceClassification"):
-        read({**SMALL[name].file(), "architectures": ["XForSequenceClassification"]})
+    with pytest.raises(ConfigError, match="XForMaskedLM"):
+        read({**SMALL[name].file(), "architectures": ["XForMaskedLM"]})
+
+
+OTHER_HEADS = [
+    (name, getattr(hf, f"{case.config.__name__.removesuffix('Config')}{head}"))
+    for name, case in SMALL.items()
+    for head in ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+    if hasattr(hf, f"{case.config.__name__.removesuffix('Config')}{head}") and "350m" not in name
+]
+
+
+@pytest.mark.parametrize(("name", "model"), OTHER_HEADS, ids=lambda value: getattr(value, "__name__", value))
+def test_other_heads_equal_transformers(name: str, model: Any) -> None:
+    """Reward models and the like: the last token's score without a bias, and what every token answers."""
+    case = SMALL[name]._replace(model=model, changes={**SMALL[name].changes, "num_labels": 5})
+    assert read(case.file()).model.parameters() == case.counted()
 
 
 JUNK: tuple[Any, ...] = (None, -1, 0, 3.5, 10**30, 1e300, "x", True, [], [1], {}, {"rope_type": "yarn"})

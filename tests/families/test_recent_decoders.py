@@ -384,7 +384,7 @@ def test_mimo_and_kimi_are_counted_as_their_kin(shared_folder: Path) -> None:
     assert round(kimi.model.parameters(active=True) / 1e9) == 33  # "32B", the token table not counted
     assert kimi.irrelevant == ()
     mimo = published(shared_folder, "XiaomiMiMo--MiMo-7B-Base")
-    assert windows(mimo) == [] and mimo.irrelevant == ("model.mtp_layers.*",)
+    assert windows(mimo) == [] and "model.mtp_layers.*" in mimo.irrelevant
 
 
 GEMMA3_27B = {

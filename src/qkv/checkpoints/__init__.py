@@ -8,7 +8,7 @@ memory-mapped until `decode` is called on them.
 from qkv.checkpoints.formats import FORMATS, Format
 from qkv.checkpoints.gguf import Gguf, read_gguf
 from qkv.checkpoints.refusals import refuse_pickle
-from qkv.checkpoints.safetensors import read_safetensors, write_safetensors
+from qkv.checkpoints.safetensors import read_safetensors, write_safetensors, write_shards
 from qkv.checkpoints.tensor import StoredTensor
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "read_safetensors",
     "refuse_pickle",
     "write_safetensors",
+    "write_shards",
 ]

@@ -11,7 +11,7 @@ import os
 import secrets
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from qkv.errors import CheckpointError, SourceError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SHARD = 5 * 10**9  # bytes; what a writer of shards holds in memory at a time
 LARGEST_INDEX = 64 << 20  # bytes; the index of a trillion-parameter model takes 10 MB
 
 # The library's writer wants the names that numpy and torch have for the formats.
@@ -90,6 +91,45 @@ def write_safetensors(
         raise CheckpointError(f"{path.name} could not be written: {error}") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_shards(folder: Path, tensors: Iterable[StoredTensor], size: int = SHARD) -> None:
+    """Write a model's tensors as transformers reads them: one file, or shards of `size` bytes and an index.
+
+    Tensors are taken one at a time, and none is held longer than its shard. A tensor larger than
+    `size` has a shard of its own. Errors as of `write_safetensors`.
+    """
+    where: dict[str, Path] = {}
+    held: dict[str, StoredTensor] = {}
+    parts: list[Path] = []
+    total = 0
+
+    def write() -> None:
+        parts.append(folder / f".{len(parts)}.safetensors.part")
+        write_safetensors(parts[-1], held, {"format": "pt"})
+        where.update(dict.fromkeys(held, parts[-1]))
+        held.clear()
+
+    try:
+        for tensor in tensors:
+            if held and sum(each.nbytes for each in held.values()) + tensor.nbytes > size:
+                write()
+            held[tensor.name] = tensor
+            total += tensor.nbytes
+        write()
+        names = {part: _shard_name(i, len(parts)) for i, part in enumerate(parts, 1)}
+        for part, name in names.items():
+            part.replace(folder / name)
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
+    if len(parts) > 1:  # last: a folder without it is no model
+        index = {"metadata": {"total_size": total}, "weight_map": {n: names[p] for n, p in where.items()}}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _shard_name(number: int, of: int) -> str:
+    return SINGLE if of == 1 else f"model-{number:05}-of-{of:05}.safetensors"
 
 
 def _storable(name: str, tensor: np.ndarray | StoredTensor) -> StoredTensor:

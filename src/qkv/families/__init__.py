@@ -132,18 +132,21 @@ def describe_gguf(
     family = family_of(kind, where)
     found = family.describe(gguf.configuration(metadata, tensors, where, ignore, record))
     weights = gguf.WEIGHTS if kind in gguf.LOADABLE else {}
-    return replace(found, weights=weights, irrelevant=gguf.IRRELEVANT, prefix="")
+    return replace(found, weights=weights, irrelevant=gguf.IRRELEVANT, prefix="", copies={}, older={})
 
 
 def _refuse_packed(config: Config) -> None:
-    packed = config.take("quantization_config", dict, None)
-    if not packed:
+    """MLX writes `quantization`, and the other beside it."""
+    packed = {key: config.take(key, dict, None) for key in ("quantization_config", "quantization")}
+    found = next((key for key, said in packed.items() if said), None)
+    if found is None:
         return
+    said = packed[found]
+    method = said.get("quant_method") or said.get("quant_algo") or f"{said.get('bits')} bits"
     if config.record is not None:  # how weights are stored changes nothing of the structure
-        config.record.unknown["quantization_config"] = packed.get("quant_method")
+        config.record.unknown[found] = method
         return
     raise ConfigError(
-        f"{config.at('quantization_config')} says that the weights are packed as "
-        f"{shown(packed.get('quant_method'))}, which cannot be read yet; "
+        f"{config.at(found)} says that the weights are packed as {shown(method)}, which cannot be read yet; "
         "use the model before it was packed, or a .gguf of it."
     )

@@ -22,6 +22,7 @@ from qkv.families.encoders import (
 )
 from qkv.families.family import Description, Family
 from qkv.families.heads import head_among, labels
+from qkv.families.weights import KINDS, Place, Table, layer_names
 from qkv.spec import (
     Attention,
     Causal,
@@ -60,6 +61,25 @@ UNREAD = (
 )
 NORM = LayerNorm(1e-5)
 
+SHARED = "model.shared.weight"
+PARTS = {
+    **dict.fromkeys(("attention_before", "attention_post"), "self_attn_layer_norm"),
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.out_proj",
+    **dict.fromkeys(("cross_before", "cross_post"), "encoder_attn_layer_norm"),
+    "cross.query": "encoder_attn.q_proj",
+    "cross.key": "encoder_attn.k_proj",
+    "cross.value": "encoder_attn.v_proj",
+    "cross.output": "encoder_attn.out_proj",
+    **dict.fromkeys(("feed_forward_before", "feed_forward_post"), "final_layer_norm"),
+    "feed_forward.up": "fc1",
+    "feed_forward.down": "fc2",
+}
+# sinusoids, which are computed, and a bias that only Marian's training moved from zero
+UNUSED = ("model.*coder.embed_positions.weight", "final_logits_bias")
+
 
 def describe(config: Config) -> Description:
     """From a configuration of model type bart, mbart, pegasus or marian."""
@@ -91,7 +111,28 @@ def describe(config: Config) -> Description:
     )
     config.discard(*UNREAD)
     config.finish()
-    return Description(Model(model.encoder, model.decoder, head), {}, context)
+    found = Description(Model(model.encoder, model.decoder, head), {}, context)
+    copies = {} if tokens.shared is None else {"model.encoder.embed_tokens.weight": SHARED}
+    return found.named(_names(tokens.shared is not None, targets.vocab), "model.", UNUSED, copies)
+
+
+def _names(one_table: bool, vocab: int) -> Table:
+    found: dict[str, str | Place] = {
+        "encoder.embedding.weight": SHARED if one_table else "model.encoder.embed_tokens.weight",
+        "decoder.embedding.weight": "model.decoder.embed_tokens.weight",
+        "head.weight": "lm_head.weight",
+        "head.bias": Place("final_logits_bias", shape=(1, vocab)),
+    }
+    for stack in ("encoder", "decoder"):
+        found |= layer_names(f"model.{stack}.layers.{{layer}}", PARTS, stack)
+        found[f"{stack}.embedding.position.weight"] = f"model.{stack}.embed_positions.weight"
+        for kind in KINDS:
+            found[f"{stack}.embedding.norm.{kind}"] = f"model.{stack}.layernorm_embedding.{kind}"
+            found[f"{stack}.norm.{kind}"] = f"model.{stack}.layer_norm.{kind}"
+    for kind in KINDS:
+        found[f"head.pool.dense.linear.{kind}"] = f"classification_head.dense.{kind}"
+        found[f"head.output.{kind}"] = f"classification_head.out_proj.{kind}"
+    return found
 
 
 def _position(config: Config, context: int) -> Position:

@@ -21,6 +21,7 @@ from qkv.families.decoder_parts import (
     rotary_attention,
 )
 from qkv.families.family import Description, Family
+from qkv.families.llama import IRRELEVANT, QUERY_KEY_NORMS, names
 from qkv.families.positions import MOST_POSITIONS
 from qkv.spec import (
     Attention,
@@ -57,7 +58,8 @@ def describe(config: Config) -> Description:
     # Command R: the first is kept small for memory's sake, the second is what it was trained for
     context = config.size("model_max_length", promised(attention, length), most=MOST_POSITIONS)
     language = Language(vocab, scale=config.positive("logit_scale", 0.0625))
-    return assembled(config, Stack(Tokens(vocab, width), layers, norm), language, context)
+    found = assembled(config, Stack(Tokens(vocab, width), layers, norm), language, context)
+    return found.named(names(QUERY_KEY_NORMS), "model.", IRRELEVANT)
 
 
 def _attentions(config: Config, depth: int, attention: Attention) -> list[Attention]:

@@ -11,22 +11,24 @@ from qkv.errors import ConfigError
 
 REQUIRED: Any = object()
 
-# Written by the Hugging Face library into most configurations; none changes what a forward pass computes.
+# Written into configurations by Hugging Face's libraries and those around them; none changes what a forward
+# pass computes.
 IRRELEVANT = frozenset(
     """
-    _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention architectures
-    attention_dropout auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
-    cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dropout dtype
-    early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
-    finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout hidden_dropout_prob id2label
-    initializer_range is_decoder is_encoder_decoder is_llama_config keys_to_ignore_at_inference label2id
-    length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups num_beams
-    num_return_sequences output_attentions output_hidden_states output_router_logits output_scores
-    pad_token_id prefix pretraining_tp problem_type pruned_heads remove_invalid_values
-    repetition_penalty resid_pdrop residual_dropout return_dict return_dict_in_generate sep_token_id
-    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
-    top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
-    unsloth_fixed unsloth_version use_bfloat16 use_cache
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
+    add_cross_attention architectures attention_dropout auto_map bad_words_ids begin_suppress_tokens
+    bos_token_id chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id
+    diversity_penalty do_sample dropout dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size
+    eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    hidden_dropout hidden_dropout_prob id2label initializer_range is_decoder is_encoder_decoder
+    is_llama_config keys_to_ignore_at_inference label2id length_penalty max_length min_length model_type
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
+    output_hidden_states output_router_logits output_scores pad_token_id padding prefix pretraining_tp
+    problem_type pruned_heads remove_invalid_values repetition_penalty resid_pdrop residual_dropout
+    return_dict return_dict_in_generate sbert_ce_default_activation_function sentence_transformers
+    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
+    tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version
+    typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()  # noqa: SIM905 (a word list reads better)
 )
 
@@ -136,6 +138,10 @@ class Config:
             raise ConfigError(f"{self.at(key)} {shown(name)} is not known ({', '.join(known)}).")
         return known[name]
 
+    def optional(self, key: str) -> int | None:
+        """A size, where 0 stands for none as null and absent do."""
+        return self.size(key) if self.take(key, int, 0) != 0 else None
+
     def each(self, key: str, known: Mapping[Any, Any], count: int, of: str) -> list[Any] | None:
         """What the entries of a list stand for, one for each of `count` things; None without a list."""
         values = self.take(key, list, None)
@@ -152,16 +158,34 @@ class Config:
     def inside(self, key: str) -> Config | None:
         """The object under a key, to take from in turn."""
         value = self.take(key, dict, None)
-        return None if value is None else self._nested(value, key)
+        return None if value is None else self.again(value, self.at(key))
 
-    def _nested(self, value: Mapping[str, Any], key: str) -> Config:
-        found = Config(value, self.at(key), self.ignore, self.called, self.record)
+    def again(
+        self,
+        data: Mapping[str, Any],
+        where: str | None = None,
+        called: Mapping[str, str] | None = None,
+        made: Iterable[str] = (),
+    ) -> Config:
+        """Other keys and values, taken as strictly or leniently as these and into the same record.
+
+        `made` are those that no file holds.
+        """
+        called = {**self.called, **(called or {})}
+        found = Config(data, where or self.where, self.ignore, called, self.record)
         found.hide(self.hidden)
+        found.derived = set(made)
         return found
 
     def discard(self, *keys: str) -> None:
         """These say nothing that matters here."""
         self.untaken.difference_update(set(keys) - self.hidden)
+
+    def leave(self, *keys: str) -> None:
+        """These are of parts that the description is without: a record lists them, in the file or not."""
+        self.discard(*keys)
+        if self.record is not None:
+            self.record.unknown.update({self.path(key): self.peek(key) for key in keys})
 
     def finish(self) -> None:
         """Raises ConfigError naming a key that nothing took; a record notes them all instead."""

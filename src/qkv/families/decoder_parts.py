@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from qkv.errors import ConfigError
 from qkv.families.config import Config, shown
-from qkv.families.family import Description, head_of
+from qkv.families.family import Description
+from qkv.families.heads import decoder_head, labels
 from qkv.families.positions import MOST_POSITIONS, rotary
 from qkv.spec import (
     Attention,
@@ -164,7 +165,8 @@ def assembled(config: Config, stack: Stack, language: Language, context: int | N
     if config.take("tie_word_embeddings", bool, False) and isinstance(stack.input, Tokens):
         stack = replace(stack, input=replace(stack.input, shared="tokens"))
         language = replace(language, shared="tokens")
-    head = head_of(config, language)
+    head = decoder_head(config, language)
+    labels(config)  # also where no head asks for them
     config.discard(*TRAINING)
     config.finish()
     return Description(Model(decoder=stack, head=head), weights={}, context=context)

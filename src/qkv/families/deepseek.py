@@ -12,8 +12,10 @@ from qkv.errors import ConfigError
 from qkv.families.config import Config, shown
 from qkv.families.decoder_parts import MOST_LAYERS, expected
 from qkv.families.family import Description, Family
+from qkv.families.llama import EXPERTS, names
 from qkv.families.positions import rotary
 from qkv.families.rotary_decoders import Sizes, decoder, experts, extended, gated, sizes
+from qkv.families.weights import Place, Table, fused
 from qkv.spec import Experts, Gated, LatentAttention, RMSNorm, Router, Score, Yarn, pre_norm
 from qkv.spec.rotary import mscale
 
@@ -32,7 +34,28 @@ def describe(config: Config) -> Description:
     expected(config, moe_layer_freq=1)
     config.discard("ep_size", "aux_loss_alpha", "seq_aux")  # of training
     layers = (pre_norm(mixer, dense if i < first else routed, norm=norm) for i in range(size.depth))
-    return decoder(config, size, layers, norm, irrelevant=_guessing_ahead(config, size.depth))
+    found = decoder(config, size, layers, norm, irrelevant=_guessing_ahead(config, size.depth))
+    return found.named(_names(mixer.heads), "model.")
+
+
+def _names(heads: int) -> Table:
+    parts: dict[str, str | Place] = {
+        "attention.query_down": "self_attn.q_a_proj",
+        "attention.query_norm": "self_attn.q_a_layernorm",
+        "attention.query_up": "self_attn.q_b_proj",
+        "attention.latent": "self_attn.kv_a_proj_with_mqa",
+        "attention.latent_norm": "self_attn.kv_a_layernorm",
+        **fused("self_attn.kv_b_proj", "attention.key_up", "attention.value_up", groups=heads),
+        **EXPERTS,
+        "feed_forward.shared_expert.gate": "mlp.shared_experts.gate_proj",
+        "feed_forward.shared_expert.up": "mlp.shared_experts.up_proj",
+        "feed_forward.shared_expert.down": "mlp.shared_experts.down_proj",
+    }
+    balance = "feed_forward.router.balance"
+    return {
+        **names(parts),
+        f"decoder.layers.{{layer}}.{balance}": "model.layers.{layer}.mlp.gate.e_score_correction_bias",
+    }
 
 
 def _attention(config: Config, size: Sizes) -> LatentAttention:
@@ -55,7 +78,7 @@ def _attention(config: Config, size: Sizes) -> LatentAttention:
         rotary_dim,
         config.size("v_head_dim"),
         config.size("kv_lora_rank"),
-        config.size("q_lora_rank", None),
+        config.optional("q_lora_rank"),
         Score(scale),
         position,
         norm=RMSNorm(1e-6),  # not rms_norm_eps
@@ -89,7 +112,7 @@ def _experts(config: Config, dense: Gated) -> Experts:
         top_groups=top_groups if grouped else 1,
         group_best=best if best is not None and grouped else 2,
     )
-    hidden, shared = config.size("moe_intermediate_size"), config.size("n_shared_experts", None)
+    hidden, shared = config.size("moe_intermediate_size"), config.optional("n_shared_experts")
     return experts(
         config,
         "n_routed_experts",

@@ -6,8 +6,10 @@ from qkv.errors import ConfigError
 from qkv.families.config import Config
 from qkv.families.encoders import bert_layer, bert_tokens, masked_language, pooler, rows, shape
 from qkv.families.family import Description, Family
-from qkv.families.heads import classifiers, head_among
+from qkv.families.heads import classifiers, ending_among
+from qkv.families.weights import KINDS, layer_names
 from qkv.spec import Learned, Model, Stack
+from qkv.spec.heads import Head
 
 NAMES = {
     "dim": "hidden_size",
@@ -15,6 +17,31 @@ NAMES = {
     "n_layers": "num_hidden_layers",
     "hidden_dim": "intermediate_size",
     "activation": "hidden_act",
+}
+
+PARTS = {
+    "attention.query": "attention.q_lin",
+    "attention.key": "attention.k_lin",
+    "attention.value": "attention.v_lin",
+    "attention.output": "attention.out_lin",
+    "attention_post": "sa_layer_norm",
+    "feed_forward.up": "ffn.lin1",
+    "feed_forward.down": "ffn.lin2",
+    "feed_forward_post": "output_layer_norm",
+}
+HEADS = {
+    "encoder.embedding.norm": "distilbert.embeddings.LayerNorm",
+    "head": "vocab_projector",
+    "head.transform.linear": "vocab_transform",
+    "head.transform.norm": "vocab_layer_norm",
+    "head.pool.dense.linear": "pre_classifier",
+    "head.output": "classifier",
+}
+WEIGHTS = {
+    "encoder.embedding.weight": "distilbert.embeddings.word_embeddings.weight",
+    "encoder.embedding.position.weight": "distilbert.embeddings.position_embeddings.weight",
+    **layer_names("distilbert.transformer.layer.{layer}", PARTS, "encoder"),
+    **{f"{our}.{kind}": f"{their}.{kind}" for our, their in HEADS.items() for kind in KINDS},
 }
 
 
@@ -26,17 +53,16 @@ def describe(config: Config) -> Description:
     # whether the table began as sinusoids: it is stored, and trained, either way
     config.discard("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_")
     tokens = bert_tokens(config, size, Learned(context))
-    head = head_among(
-        config,
-        {
-            "Model": None,
-            "ForMaskedLM": masked_language(tokens, size.activation, size.norm),
-            **classifiers(config, pooler(size.width, "relu")),
-        },
-    )
+    heads: dict[str, Head | None] = {
+        "Model": None,
+        "ForMaskedLM": masked_language(tokens, size.activation, size.norm),
+        **classifiers(config, pooler(size.width, "relu")),
+    }
+    ending = ending_among(config, heads)
     config.finish()
     stack = Stack(tokens, (bert_layer(config, size),) * size.depth)
-    return Description(Model(encoder=stack, head=head), {}, context)
+    found = Description(Model(encoder=stack, head=heads[ending]), {}, context)
+    return found.named(WEIGHTS, "distilbert.")
 
 
 def _renamed(config: Config) -> Config:
@@ -46,7 +72,7 @@ def _renamed(config: Config) -> Config:
         raise ConfigError(f"{config.at(twice[0])} and {NAMES[twice[0]]} say the same thing twice.")
     data = {NAMES.get(key, key): value for key, value in config.data.items()}
     called = {ours: theirs for theirs, ours in NAMES.items() if theirs in config}
-    return Config(data, config.where, config.ignore, {**config.called, **called})
+    return config.again(data, called=called, made={NAMES.get(key, key) for key in config.derived})
 
 
 FAMILY = Family(types=("distilbert",), describe=describe)

@@ -15,6 +15,7 @@ from qkv.families.decoder_parts import (
     rotary_attention,
 )
 from qkv.families.family import Description, Family
+from qkv.families.weights import KINDS, Place, Table, fused, layer_names
 from qkv.spec import (
     Attention,
     Dense,
@@ -48,7 +49,34 @@ def describe(config: Config) -> Description:
     feed_forward = Dense(activation, config.size("ffn_hidden_size", 4 * width), biased)
     layer = _layer(config, new, attention, feed_forward, norm)
     stack = Stack(Tokens(vocab, width), (layer,) * depth_of(config), norm)
-    return assembled(config, stack, Language(vocab), promised(attention, context))
+    found = assembled(config, stack, Language(vocab), promised(attention, context))
+    # a group's queries, its key, its value; with one key for all, all queries first
+    groups = 1 if one else attention.kv_heads
+    return found.named(_names(groups), "transformer.")
+
+
+def _names(groups: int) -> Table:
+    parts: dict[str, str | Place] = {
+        "attention_before": "input_layernorm",
+        "attention_norm": "ln_attn",
+        "feed_forward_before": "post_attention_layernorm",
+        "feed_forward_norm": "ln_mlp",
+        **fused(
+            "self_attention.query_key_value",
+            *("attention.query", "attention.key", "attention.value"),
+            groups=groups,
+        ),
+        "attention.output": "self_attention.dense",
+        "feed_forward.up": "mlp.dense_h_to_4h",
+        "feed_forward.down": "mlp.dense_4h_to_h",
+    }
+    return {
+        "decoder.embedding.weight": "transformer.word_embeddings.weight",
+        **layer_names("transformer.h.{layer}", parts),
+        **{f"decoder.norm.{kind}": f"transformer.ln_f.{kind}" for kind in KINDS},
+        "head.weight": "lm_head.weight",
+        **{f"head.output.{kind}": f"score.{kind}" for kind in KINDS},
+    }
 
 
 def _layer(config: Config, new: bool, attention: Attention, feed_forward: Dense, norm: LayerNorm) -> Layer:

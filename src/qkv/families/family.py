@@ -8,7 +8,8 @@ from typing import Any
 
 from qkv.errors import ConfigError
 from qkv.families.config import Config, shown
-from qkv.spec import Language, Model
+from qkv.families.weights import KINDS, Table
+from qkv.spec import Language, Model, Span
 from qkv.spec.heads import Head
 
 
@@ -16,22 +17,59 @@ from qkv.spec.heads import Head
 class Description:
     """A model read from files.
 
-    `weights` maps names of the description to names in the checkpoint; "{layer}" stands for the
-    number of a layer on both sides. `context` is the number of positions the files promise.
-    `irrelevant` are patterns of tensors that hold no parameter. `prefix` begins the names of all
-    tensors but the head's, and is left out where the model was saved without a head.
+    `weights` says where its tensors are stored (see `qkv.families.weights`); none where that is not
+    known. `context` is the number of positions the files promise. `irrelevant` are patterns of
+    tensors that hold no parameter of this model. `copies` are tensors that some tools save beside
+    the one they equal, and that one. `older` are endings that first files have for those of today.
+    `prefix` begins the names of all tensors but the head's, and is left out where the model was
+    saved without a head.
     """
 
     model: Model
-    weights: Mapping[str, str]
+    weights: Table
     context: int | None = None
     irrelevant: tuple[str, ...] = ()
     prefix: str = ""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    older: Mapping[str, str] = field(default_factory=dict)
 
     def bare(self) -> Description:
         """The same with the names of a model that was saved without a head."""
-        names = {ours: theirs.removeprefix(self.prefix) for ours, theirs in self.weights.items()}
-        return replace(self, weights=names, prefix="")
+
+        def cut(name: str) -> str:
+            return name.removeprefix(self.prefix)
+
+        weights = {
+            ours: cut(place) if isinstance(place, str) else replace(place, name=cut(place.name))
+            for ours, place in self.weights.items()
+        }
+        return replace(
+            self,
+            weights=weights,
+            irrelevant=tuple(map(cut, self.irrelevant)),
+            copies={cut(copy): cut(first) for copy, first in self.copies.items()},
+            prefix="",
+        )
+
+    def named(
+        self,
+        weights: Table,
+        prefix: str = "",
+        irrelevant: tuple[str, ...] = (),
+        copies: Mapping[str, str] | None = None,
+        older: Mapping[str, str] | None = None,
+    ) -> Description:
+        """The same with the names of its tensors; what is irrelevant is added to what was."""
+        if isinstance(self.model.head, Span):
+            weights = {**weights, **{f"head.output.{kind}": f"qa_outputs.{kind}" for kind in KINDS}}
+        return replace(
+            self,
+            weights=weights,
+            prefix=prefix,
+            irrelevant=(*self.irrelevant, *irrelevant),
+            copies=copies or {},
+            older=older or {},
+        )
 
 
 @dataclass(frozen=True)
@@ -54,21 +92,18 @@ class Family:
 
 
 def head_of(config: Config, language: Language) -> Head | None:
-    """The head that `architectures` names: a language head, or none for the bare model."""
+    """The head that `architectures` names: a language head, or none for the bare model.
+
+    In lenient reading an unknown head is listed, and left out.
+    """
     names = config.take("architectures", list, None) or ["ForCausalLM"]
     if isinstance(names[0], str) and names[0].endswith(("ForCausalLM", "LMHeadModel")):
         return language
     if isinstance(names[0], str) and names[0].endswith("Model") and "DoubleHeads" not in names[0]:
         return None
+    if config.record is not None:  # the layers are known all the same
+        config.leave("architectures")
+        return None
     raise ConfigError(
         f"{config.at('architectures')} names {shown(names[0])}, whose head is not known for this model."
     )
-
-
-def layer_names(theirs: str, parts: Mapping[str, str]) -> dict[str, str]:
-    """Weight and bias of each part of a decoder's layer, ours to theirs."""
-    return {
-        f"decoder.layers.{{layer}}.{our}.{kind}": f"{theirs}.{their}.{kind}"
-        for our, their in parts.items()
-        for kind in ("weight", "bias")
-    }

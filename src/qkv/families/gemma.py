@@ -11,6 +11,7 @@ from dataclasses import replace
 from qkv.families.config import Config
 from qkv.families.decoder_parts import expected
 from qkv.families.family import Description, Family
+from qkv.families.llama import IRRELEVANT, WEIGHTS
 from qkv.families.rotary_decoders import attention, decoder, extended, gated, optional_bias, sizes
 from qkv.spec import RMSNorm, pre_norm
 
@@ -29,7 +30,8 @@ def describe(config: Config) -> Description:
         older if "hidden_activation" not in config else config.choice("hidden_activation", ACTIVATIONS, "")
     )
     layer = pre_norm(mixer, replace(gated(config), activation=activation), norm=norm)
-    return decoder(config, size, (layer,) * size.depth, norm, scale=math.sqrt(size.width))
+    found = decoder(config, size, (layer,) * size.depth, norm, scale=math.sqrt(size.width))
+    return found.named(WEIGHTS, "model.", IRRELEVANT)
 
 
 def offset_norm(config: Config) -> RMSNorm:

@@ -12,6 +12,7 @@ from qkv.families.config import Config
 from qkv.families.decoder_parts import expected
 from qkv.families.family import Description, Family
 from qkv.families.gemma import offset_norm
+from qkv.families.llama import names
 from qkv.families.positions import MOST_POSITIONS
 from qkv.families.rotary_decoders import (
     attention,
@@ -23,6 +24,12 @@ from qkv.families.rotary_decoders import (
     sizes,
 )
 from qkv.spec import Gated, Score, sandwich
+
+SANDWICH = {
+    "attention_after": "post_attention_layernorm",
+    "feed_forward_before": "pre_feedforward_layernorm",
+    "feed_forward_after": "post_feedforward_layernorm",
+}
 
 
 def describe(config: Config) -> Description:
@@ -41,7 +48,8 @@ def describe(config: Config) -> Description:
         for mask in masks(config, window, size.context, [i % 2 == 0 for i in range(size.depth)])
     )
     cap = config.positive("final_logit_softcapping", None)
-    return decoder(config, size, layers, norm, scale=math.sqrt(size.width), cap=cap)
+    found = decoder(config, size, layers, norm, scale=math.sqrt(size.width), cap=cap)
+    return found.named(names(SANDWICH), "model.")
 
 
 def geglu(config: Config) -> Gated:

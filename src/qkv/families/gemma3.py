@@ -14,8 +14,8 @@ from qkv.families.config import Config, shown
 from qkv.families.decoder_parts import TRAINING
 from qkv.families.family import Description, Family
 from qkv.families.gemma import offset_norm
-from qkv.families.gemma2 import geglu
-from qkv.families.llama import LAYER_TYPES
+from qkv.families.gemma2 import SANDWICH, geglu
+from qkv.families.llama import LAYER_TYPES, QUERY_KEY_NORMS, names
 from qkv.families.pairs import nested
 from qkv.families.positions import MOST_POSITIONS, rotary
 from qkv.families.rotary_decoders import (
@@ -73,8 +73,9 @@ def _text(config: Config) -> Description:
     cap = config.positive("final_logit_softcapping", None)
     found = decoder(config, size, layers, norm, scale=math.sqrt(size.width), cap=cap)
     if both_ways:
-        return replace(found, model=replace(found.model, encoder=found.model.decoder, decoder=None))
-    return found
+        found = replace(found, model=replace(found.model, encoder=found.model.decoder, decoder=None))
+    stack = "encoder" if both_ways else "decoder"
+    return found.named(names({**SANDWICH, **QUERY_KEY_NORMS}, stack), "model.")
 
 
 def _local_rotation(config: Config) -> Config:
@@ -90,7 +91,7 @@ def _local_rotation(config: Config) -> Config:
         config.put("rope_parameters", kinds.take("full_attention", dict, {}))
         kinds.finish()
     called = {"rope_parameters": "rope_parameters.sliding_attention"}
-    return Config(own, config.where, config.ignore, called)
+    return config.again(own, called=called, made=("rope_theta",))
 
 
 def _sliding(config: Config, depth: int) -> Sequence[bool]:
@@ -116,7 +117,7 @@ def _seeing(config: Config) -> Description:
     tower = _tower(config, found.model.trunk.width)
     config.discard("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id")  # for the prompt
     config.finish()
-    return replace(found, model=replace(found.model, towers=(tower,)))
+    return replace(found.named({}), model=replace(found.model, towers=(tower,)))
 
 
 def _tower(config: Config, width: int) -> Tower:

@@ -13,7 +13,7 @@ import numpy as np
 
 from qkv.errors import ConfigError
 from qkv.families.config import Config, Record, shown
-from qkv.families.family import layer_names
+from qkv.families.weights import layer_names
 from qkv.spec.rotary import mscale
 
 KEYS = {

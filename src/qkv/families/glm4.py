@@ -14,7 +14,15 @@ from qkv.families.decoder_parts import (
     rotary_attention,
 )
 from qkv.families.family import Description, Family
+from qkv.families.llama import names
+from qkv.families.weights import Place, fused
 from qkv.spec import Gated, Language, Projections, RMSNorm, Stack, Tokens, sandwich
+
+PARTS: dict[str, str | Place] = {
+    "attention_after": "post_self_attn_layernorm",
+    "feed_forward_after": "post_mlp_layernorm",
+    **fused("mlp.gate_up_proj", "feed_forward.gate", "feed_forward.up"),
+}
 
 
 def describe(config: Config) -> Description:
@@ -30,7 +38,8 @@ def describe(config: Config) -> Description:
         norm=norm,
     )
     stack = Stack(Tokens(vocab, width), (layer,) * depth_of(config), norm)
-    return assembled(config, stack, Language(vocab), promised(attention, context))
+    found = assembled(config, stack, Language(vocab), promised(attention, context))
+    return found.named(names(PARTS), "model.")
 
 
 FAMILY = Family(

@@ -12,7 +12,9 @@ from qkv.families.decoder_parts import (
     head_sizes,
     renamed,
 )
+from qkv.families.encoders import discard_if
 from qkv.families.family import Description, Family
+from qkv.families.weights import KINDS, Place, fused, layer_names
 from qkv.spec import (
     Attention,
     Dense,
@@ -33,6 +35,24 @@ NAMES = {
     "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
 }
+
+PARTS: dict[str, str | Place] = {  # matrices stand there as (in, out)
+    "attention_before": "ln_1",
+    **fused("attn.c_attn", "attention.query", "attention.key", "attention.value", transposed=True),
+    "attention.output": Place("attn.c_proj", transposed=True),
+    "feed_forward_before": "ln_2",
+    "feed_forward.up": Place("mlp.c_fc", transposed=True),
+    "feed_forward.down": Place("mlp.c_proj", transposed=True),
+}
+WEIGHTS = {
+    "decoder.embedding.weight": "transformer.wte.weight",
+    "decoder.embedding.position.weight": "transformer.wpe.weight",
+    **layer_names("transformer.h.{layer}", PARTS),
+    **{f"decoder.norm.{kind}": f"transformer.ln_f.{kind}" for kind in KINDS},
+    "head.weight": "lm_head.weight",
+    "head.output.weight": "score.weight",
+}
+MASKS = ("*.attn.bias", "*.attn.masked_bias")  # older files keep the causal mask
 
 
 def describe(config: Config) -> Description:
@@ -56,8 +76,12 @@ def describe(config: Config) -> Description:
     )
     # n_ctx repeats n_positions; the other chooses a precision, which is ours to choose
     config.discard("n_ctx", "reorder_and_upcast_attn")
+    # of the first files, and of no class since
+    config.discard("predict_special_tokens")
+    discard_if(config, {"n_special": 0})
     tokens = Tokens(vocab, width, position=Learned(context))
-    return assembled(config, Stack(tokens, layers, norm), Language(vocab), context)
+    found = assembled(config, Stack(tokens, layers, norm), Language(vocab), context)
+    return found.named(WEIGHTS, "transformer.", MASKS)
 
 
 def _scores(config: Config, depth: int, head_dim: int) -> list[Score]:

@@ -14,7 +14,11 @@ from qkv.families.decoder_parts import (
     rotary_attention,
 )
 from qkv.families.family import Description, Family
+from qkv.families.weights import KINDS, Place, Table, fused, layer_names
 from qkv.spec import Dense, Language, LayerNorm, Projections, Stack, Tokens, parallel, pre_norm
+
+# older files keep the causal mask and the frequencies
+UNUSED = ("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq")
 
 
 def describe(config: Config) -> Description:
@@ -32,7 +36,31 @@ def describe(config: Config) -> Description:
     else:
         layer = pre_norm(attention, feed_forward, norm=norm)
     stack = Stack(Tokens(vocab, width), (layer,) * depth_of(config), norm)
-    return assembled(config, stack, Language(vocab), promised(attention, context))
+    found = assembled(config, stack, Language(vocab), promised(attention, context))
+    return found.named(_names(attention.heads), "gpt_neox.", UNUSED)
+
+
+def _names(heads: int) -> Table:
+    parts: dict[str, str | Place] = {
+        # side by side, or one after the other
+        **dict.fromkeys(("attention_norm", "attention_before"), "input_layernorm"),
+        **dict.fromkeys(("feed_forward_norm", "feed_forward_before"), "post_attention_layernorm"),
+        **fused(
+            "attention.query_key_value",
+            *("attention.query", "attention.key", "attention.value"),
+            groups=heads,
+        ),
+        "attention.output": "attention.dense",
+        "feed_forward.up": "mlp.dense_h_to_4h",
+        "feed_forward.down": "mlp.dense_4h_to_h",
+    }
+    return {
+        "decoder.embedding.weight": "gpt_neox.embed_in.weight",
+        **layer_names("gpt_neox.layers.{layer}", parts),
+        **{f"decoder.norm.{kind}": f"gpt_neox.final_layer_norm.{kind}" for kind in KINDS},
+        "head.weight": "embed_out.weight",
+        **{f"head.output.{kind}": f"score.{kind}" for kind in KINDS},
+    }
 
 
 FAMILY = Family(types=("gpt_neox",), describe=describe)

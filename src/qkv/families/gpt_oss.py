@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from qkv.families.config import Config
 from qkv.families.family import Description, Family
+from qkv.families.llama import names
 from qkv.families.positions import MOST_POSITIONS
 from qkv.families.rotary_decoders import attention, decoder, experts, extended, masks, optional_bias, sizes
+from qkv.families.weights import Place, Table, fused
 from qkv.spec import ClampedSwish, Gated, RMSNorm, Router, Score, pre_norm
 
 YARN = {
@@ -37,7 +39,31 @@ def describe(config: Config) -> Description:
         pre_norm(replace(mixer, mask=mask), routed, norm=norm)
         for mask in masks(config, window, size.context, [i % 2 == 0 for i in range(size.depth)])
     )
-    return decoder(config, size, layers, norm)
+    return decoder(config, size, layers, norm).named(_names(expert.hidden), "model.")
+
+
+def _names(hidden: int) -> Table:
+    """All experts in one tensor, (expert, in, out); rows of gate and up take turns."""
+    experts, ours = "model.layers.{layer}.mlp.experts", "decoder.layers.{layer}.feed_forward.expert"
+    return {
+        **names({"feed_forward.router": "mlp.router"}),
+        "decoder.layers.{layer}.attention.sink": "model.layers.{layer}.self_attn.sinks",
+        **fused(
+            f"{experts}.gate_up_proj",
+            *(f"{ours}.gate.weight", f"{ours}.up.weight"),
+            groups=hidden,
+            axis=1,
+            transposed=True,
+        ),
+        **fused(
+            f"{experts}.gate_up_proj_bias",
+            *(f"{ours}.gate.bias", f"{ours}.up.bias"),
+            groups=hidden,
+            axis=1,
+        ),
+        f"{ours}.down.weight": Place(f"{experts}.down_proj", transposed=True),
+        f"{ours}.down.bias": f"{experts}.down_proj_bias",
+    }
 
 
 FAMILY = Family(

@@ -13,9 +13,27 @@ from qkv.families.decoder_parts import (
     renamed,
 )
 from qkv.families.family import Description, Family
-from qkv.families.gpt2 import NAMES
+from qkv.families.gpt2 import MASKS, NAMES
 from qkv.families.positions import rotary
+from qkv.families.weights import KINDS, layer_names
 from qkv.spec import Attention, Dense, Language, LayerNorm, Stack, Tokens, parallel
+
+PARTS = {
+    "attention_before": "ln_1",
+    "attention.query": "attn.q_proj",
+    "attention.key": "attn.k_proj",
+    "attention.value": "attn.v_proj",
+    "attention.output": "attn.out_proj",
+    "feed_forward.up": "mlp.fc_in",
+    "feed_forward.down": "mlp.fc_out",
+}
+WEIGHTS = {
+    "decoder.embedding.weight": "transformer.wte.weight",
+    **layer_names("transformer.h.{layer}", PARTS),
+    **{f"decoder.norm.{kind}": f"transformer.ln_f.{kind}" for kind in KINDS},
+    **{f"head.{kind}": f"lm_head.{kind}" for kind in KINDS},
+    **{f"head.output.{kind}": f"score.{kind}" for kind in KINDS},
+}
 
 
 def describe(config: Config) -> Description:
@@ -37,7 +55,8 @@ def describe(config: Config) -> Description:
         norm=norm,
     )
     stack = Stack(Tokens(vocab, width), (layer,) * depth_of(config), norm)
-    return assembled(config, stack, Language(vocab, bias=True), context)
+    found = assembled(config, stack, Language(vocab, bias=True), context)
+    return found.named(WEIGHTS, "transformer.", MASKS)
 
 
 FAMILY = Family(types=("gptj",), describe=describe, defaults={"gptj": {"rotary_dim": 64}})

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from qkv.errors import ConfigError
 from qkv.families.config import Config, shown
-from qkv.spec import Pool, SequenceClass, Span, TokenClass
+from qkv.families.family import head_of
+from qkv.spec import Language, Pool, SequenceClass, Span, TokenClass
 from qkv.spec.heads import Head
 
 # ends in "Model" as well, and is no bare model
@@ -20,7 +21,10 @@ def head_among(config: Config, offers: Mapping[str, Head | None], default: str =
 
 
 def ending_among(config: Config, offers: Iterable[str], default: str = "Model") -> str:
-    """The longest ending that fits decides: BertLMHeadModel is no bare model."""
+    """The longest ending that fits decides: BertLMHeadModel is no bare model.
+
+    In lenient reading an unknown head is listed, and left out.
+    """
     name = (config.take("architectures", list, None) or [default])[0]
     known = tuple(offers)
     if isinstance(name, str):
@@ -28,6 +32,9 @@ def ending_among(config: Config, offers: Iterable[str], default: str = "Model") 
         best = max(fits, key=len, default=None)
         if best in known:
             return str(best)
+    if config.record is not None:  # the layers are known all the same
+        config.leave("architectures")
+        return "Model"
     raise ConfigError(
         f"{config.at('architectures')} names {shown(name)}, whose head is not known for this model "
         f"(those that are end in {', '.join(known)})."
@@ -37,8 +44,19 @@ def ending_among(config: Config, offers: Iterable[str], default: str = "Model") 
 def labels(config: Config, default: int = 2) -> int:
     """The number of classes: of the names in `id2label`, else `num_labels`."""
     number = config.size("num_labels", default, most=MOST_CLASSES)
-    config.discard("_num_labels")  # an older spelling, always beside id2label
     return len(config.take("id2label", dict, None) or ()) or number
+
+
+def decoder_head(config: Config, language: Language) -> Head | None:
+    """The head that `architectures` names, with the further ones that every decoder may have."""
+    name = str((config.take("architectures", list, None) or [""])[0])
+    if name.endswith("ForSequenceClassification"):
+        return SequenceClass(labels(config), Pool("last"), bias=False)
+    if name.endswith("ForTokenClassification"):
+        return TokenClass(labels(config))
+    if name.endswith("ForQuestionAnswering"):
+        return Span()
+    return head_of(config, language)
 
 
 def classifiers(config: Config, pool: Pool) -> dict[str, Head | None]:

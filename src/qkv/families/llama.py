@@ -6,13 +6,16 @@ layers without positions) and IBM's Granite (fixed multipliers).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from qkv.errors import ConfigError
 from qkv.families.config import Config
 from qkv.families.decoder_parts import promised
-from qkv.families.family import Description, Family, head_of, layer_names
+from qkv.families.family import Description, Family, head_of
 from qkv.families.positions import MOST_POSITIONS, rotary
+from qkv.families.weights import KINDS, Place, layer_names
 from qkv.spec import (
     Attention,
     Causal,
@@ -40,12 +43,29 @@ PARTS = {
     "feed_forward.up": "mlp.up_proj",
     "feed_forward.down": "mlp.down_proj",
 }
-WEIGHTS = {
-    "decoder.embedding.weight": "model.embed_tokens.weight",
-    **layer_names("model.layers.{layer}", PARTS),
-    "decoder.norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
+
+
+def names(
+    parts: Mapping[str, str | Place] = MappingProxyType({}), stack: str = "decoder"
+) -> dict[str, str | Place]:
+    """The table of a model called like Llama, but for these parts of a layer."""
+    return {
+        f"{stack}.embedding.weight": "model.embed_tokens.weight",
+        **layer_names("model.layers.{layer}", {**PARTS, **parts}, stack),
+        **{f"{stack}.norm.{kind}": f"model.norm.{kind}" for kind in KINDS},
+        **{f"head.{kind}": f"lm_head.{kind}" for kind in KINDS},
+        **{f"head.output.{kind}": f"score.{kind}" for kind in KINDS},
+    }
+
+
+QUERY_KEY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
+EXPERTS = {
+    "feed_forward.router": "mlp.gate",
+    "feed_forward.expert.gate": "mlp.experts.{expert}.gate_proj",
+    "feed_forward.expert.up": "mlp.experts.{expert}.up_proj",
+    "feed_forward.expert.down": "mlp.experts.{expert}.down_proj",
 }
+WEIGHTS = names()
 
 
 IRRELEVANT = (
@@ -85,7 +105,7 @@ def describe(config: Config) -> Description:
     head = head_of(config, Language(vocab, scale=1 / config.positive("logits_scaling", 1.0), shared=tied))
     config.finish()
     model = Model(decoder=Stack(tokens, layers, norm), head=head)
-    return Description(model, WEIGHTS, promised(attention, context), IRRELEVANT, prefix="model.")
+    return Description(model, {}, promised(attention, context)).named(WEIGHTS, "model.", IRRELEVANT)
 
 
 def _attention(config: Config, width: int, context: int) -> Attention:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from qkv.errors import ConfigError
 from qkv.families.config import Config
 from qkv.families.family import Description, Family
+from qkv.families.llama import names
 from qkv.families.pairs import nested
 from qkv.families.positions import MOST_POSITIONS
 from qkv.families.rotary_decoders import (
@@ -23,6 +24,7 @@ from qkv.families.rotary_decoders import (
     optional_bias,
     sizes,
 )
+from qkv.families.weights import Place, fused
 from qkv.spec import (
     Attention,
     Causal,
@@ -39,6 +41,27 @@ from qkv.spec import (
 
 LAYER_TYPES = {"chunked_attention": True, "full_attention": False}
 
+OURS, EXPERTS = "decoder.layers.{layer}.feed_forward", "model.layers.{layer}.feed_forward.experts"
+PARTS = {
+    "feed_forward.gate": "feed_forward.gate_proj",
+    "feed_forward.up": "feed_forward.up_proj",
+    "feed_forward.down": "feed_forward.down_proj",
+    "feed_forward.router": "feed_forward.router",
+    "feed_forward.shared_expert.gate": "feed_forward.shared_expert.gate_proj",
+    "feed_forward.shared_expert.up": "feed_forward.shared_expert.up_proj",
+    "feed_forward.shared_expert.down": "feed_forward.shared_expert.down_proj",
+}
+WEIGHTS = {  # all experts in one tensor, (expert, in, out)
+    **names(PARTS),
+    **fused(
+        f"{EXPERTS}.gate_up_proj",
+        *(f"{OURS}.expert.gate.weight", f"{OURS}.expert.up.weight"),
+        axis=1,
+        transposed=True,
+    ),
+    f"{OURS}.expert.down.weight": Place(f"{EXPERTS}.down_proj", transposed=True),
+}
+
 
 def describe(config: Config) -> Description:
     """From a configuration of model type llama4 or llama4_text."""
@@ -47,10 +70,11 @@ def describe(config: Config) -> Description:
     text = nested(config, "text_config", TEXT)
     text.put("architectures", config.take("architectures", list, None))
     config.discard("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id")  # for the prompt
-    config.discard("image_token_index", "image_token_id", "vision_config")  # see above
+    config.discard("image_token_index", "image_token_id")
+    config.leave("vision_config")  # see above
     config.discard("tie_word_embeddings")  # the text's own decides
     config.finish()
-    return _text(text)
+    return _text(text).named({})  # the vision tower's tensors would stand beside its own
 
 
 def _text(config: Config) -> Description:
@@ -65,7 +89,7 @@ def _text(config: Config) -> Description:
         for mixer, feed_forward in zip(mixers, _feed_forwards(config, size.depth), strict=True)
     )
     config.discard("for_llm_compressor")  # a tool's note
-    return decoder(config, size, layers, norm)
+    return decoder(config, size, layers, norm).named(WEIGHTS, "model.")
 
 
 def _attentions(config: Config, size: Sizes, turning: Attention, eps: float) -> list[Attention]:

@@ -68,7 +68,7 @@ def _text(config: Config) -> Description:
     family = family_of(kind, config.at("text_config"))
     defaults = {**TEXT.get(str(kind), {}), **family.defaults.get(str(kind), {})}
     inner = nested(config, "text_config", defaults)
-    inner.data["architectures"] = [ENDINGS[ending_among(config, ENDINGS, "ForConditionalGeneration")]]
+    inner.put("architectures", [ENDINGS[ending_among(config, ENDINGS, "ForConditionalGeneration")]])
     if config.take("tie_word_embeddings", bool, False):
         inner.put("tie_word_embeddings", True)
     return family.describe(inner)

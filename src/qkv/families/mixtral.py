@@ -6,9 +6,17 @@ from dataclasses import replace
 
 from qkv.families.config import Config
 from qkv.families.family import Description, Family
+from qkv.families.llama import names
 from qkv.families.positions import MOST_POSITIONS
 from qkv.families.rotary_decoders import attention, decoder, experts, extended, gated, masks, sizes
 from qkv.spec import RMSNorm, Router, pre_norm
+
+EXPERTS = {
+    "feed_forward.router": "block_sparse_moe.gate",
+    "feed_forward.expert.gate": "block_sparse_moe.experts.{expert}.w1",
+    "feed_forward.expert.up": "block_sparse_moe.experts.{expert}.w3",
+    "feed_forward.expert.down": "block_sparse_moe.experts.{expert}.w2",
+}
 
 
 def describe(config: Config) -> Description:
@@ -23,7 +31,7 @@ def describe(config: Config) -> Description:
         pre_norm(replace(mixer, mask=mask), routed, norm=norm)
         for mask in masks(config, window, size.context, [window is not None] * size.depth)
     )
-    return decoder(config, size, layers, norm)
+    return decoder(config, size, layers, norm).named(names(EXPERTS), "model.")
 
 
 FAMILY = Family(

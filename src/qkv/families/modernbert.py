@@ -114,7 +114,8 @@ def _positions(config: Config, head_dim: int, context: int) -> dict[bool, Rotary
             values["rope_parameters"] = nested.take(kind, dict, None)
         if scaling is not None:
             values["rope_scaling"] = scaling
-        one = Config(values, config.where if nested is None else nested.at(kind), config.ignore)
+        called = {"rope_parameters": f"rope_parameters.{kind}"}
+        one = config.again(values, called=called, made=("rope_theta",))
         found[LAYER_TYPES[kind]] = rotary(one, head_dim, context)
     if nested is not None:
         nested.finish()

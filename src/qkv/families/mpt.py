@@ -6,10 +6,27 @@ from qkv.families.config import Config
 from qkv.families.decoder_parts import assembled, depth_of, expected, head_sizes, renamed
 from qkv.families.family import Description, Family
 from qkv.families.positions import MOST_POSITIONS
+from qkv.families.weights import Place, fused, layer_names
 from qkv.spec import Alibi, Attention, Dense, Language, LayerNorm, Projections, Score, Stack, Tokens, pre_norm
 
 NAMES = {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers"}
 NORMS = {"low_precision_layernorm": LayerNorm, "layernorm": LayerNorm}  # a precision, not another norm
+
+PARTS: dict[str, str | Place] = {
+    "attention_before": "norm_1",
+    **fused("attn.Wqkv", "attention.query", "attention.key", "attention.value"),
+    "attention.output": "attn.out_proj",
+    "feed_forward_before": "norm_2",
+    "feed_forward.up": "ffn.up_proj",
+    "feed_forward.down": "ffn.down_proj",
+}
+WEIGHTS = {
+    "decoder.embedding.weight": "transformer.wte.weight",
+    **layer_names("transformer.blocks.{layer}", PARTS),
+    "decoder.norm.weight": "transformer.norm_f.weight",
+    "head.weight": "lm_head.weight",
+    "head.output.weight": "score.weight",
+}
 
 
 def describe(config: Config) -> Description:
@@ -26,7 +43,7 @@ def describe(config: Config) -> Description:
     config.discard("learned_pos_emb", "embedding_fraction")
     config.discard("init_config", "init_device", "verbose", "tokenizer_name")
     stack = Stack(Tokens(vocab, width), (layer,) * depth_of(config), norm)
-    return assembled(config, stack, Language(vocab), context)
+    return assembled(config, stack, Language(vocab), context).named(WEIGHTS, "transformer.")
 
 
 def _attention(config: Config, width: int) -> Attention:

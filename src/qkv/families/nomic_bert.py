@@ -120,7 +120,7 @@ def _renamed(config: Config) -> Config:
     if data.get("hidden_act") == "swiglu":
         data["hidden_act"] = "silu"  # the gate's activation
     called = {NAMES[theirs]: theirs for theirs in old}
-    return Config(data, config.where, config.ignore, {**config.called, **called})
+    return config.again(data, called=called, made={NAMES.get(key, key) for key in config.derived})
 
 
 FAMILY = Family(types=("nomic_bert",), describe=describe)

@@ -16,6 +16,7 @@ from qkv.families.decoder_parts import (
     rotary_attention,
 )
 from qkv.families.family import Description, Family
+from qkv.families.llama import IRRELEVANT, WEIGHTS
 from qkv.spec import Gated, Language, LayerNorm, Projections, Stack, Tokens, pre_norm
 
 
@@ -34,7 +35,8 @@ def describe(config: Config) -> Description:
         norm=norm,
     )
     stack = Stack(Tokens(vocab, width), (layer,) * depth_of(config), norm)
-    return assembled(config, stack, Language(vocab), promised(attention, context))
+    found = assembled(config, stack, Language(vocab), promised(attention, context))
+    return found.named(WEIGHTS, "model.", IRRELEVANT)
 
 
 FAMILY = Family(types=("olmo",), describe=describe)

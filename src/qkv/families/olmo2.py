@@ -13,7 +13,13 @@ from qkv.families.decoder_parts import (
     rotary_attention,
 )
 from qkv.families.family import Description, Family
+from qkv.families.llama import QUERY_KEY_NORMS, names
 from qkv.spec import Gated, Language, Projections, RMSNorm, Stack, Tokens, reordered
+
+AFTER = {
+    "attention_after": "post_attention_layernorm",
+    "feed_forward_after": "post_feedforward_layernorm",
+}
 
 
 def describe(config: Config) -> Description:
@@ -28,7 +34,8 @@ def describe(config: Config) -> Description:
         norm=norm,
     )
     stack = Stack(Tokens(vocab, width), (layer,) * depth_of(config), norm)
-    return assembled(config, stack, Language(vocab), promised(attention, context))
+    found = assembled(config, stack, Language(vocab), promised(attention, context))
+    return found.named(names({**AFTER, **QUERY_KEY_NORMS}), "model.")
 
 
 FAMILY = Family(types=("olmo2",), describe=describe)

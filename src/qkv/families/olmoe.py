@@ -18,6 +18,7 @@ from qkv.families.decoder_parts import (
     rotary_attention,
 )
 from qkv.families.family import Description, Family
+from qkv.families.llama import EXPERTS, QUERY_KEY_NORMS, names
 from qkv.spec import Experts, Gated, Language, Projections, RMSNorm, Router, Stack, Tokens, pre_norm
 
 
@@ -31,7 +32,8 @@ def describe(config: Config) -> Description:
     attention = rotary_attention(config, width, context, through)
     layer = pre_norm(attention, _experts(config), norm=norm)
     stack = Stack(Tokens(vocab, width), (layer,) * depth_of(config), norm)
-    return assembled(config, stack, Language(vocab), promised(attention, context))
+    found = assembled(config, stack, Language(vocab), promised(attention, context))
+    return found.named(names({**QUERY_KEY_NORMS, **EXPERTS}), "model.")
 
 
 def _experts(config: Config) -> Experts:

@@ -9,6 +9,7 @@ from qkv.errors import ConfigError
 from qkv.families.config import Config
 from qkv.families.decoder_parts import activation_of, assembled, context_of, depth_of, head_sizes
 from qkv.families.family import Description, Family
+from qkv.families.weights import KINDS, layer_names
 from qkv.spec import (
     Attention,
     Dense,
@@ -24,6 +25,27 @@ from qkv.spec import (
 )
 
 OFFSET = 2
+
+PARTS = {
+    **dict.fromkeys(("attention_before", "attention_post"), "self_attn_layer_norm"),
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.out_proj",
+    **dict.fromkeys(("feed_forward_before", "feed_forward_post"), "final_layer_norm"),
+    "feed_forward.up": "fc1",
+    "feed_forward.down": "fc2",
+}
+WEIGHTS = {
+    "decoder.embedding.weight": "model.decoder.embed_tokens.weight",
+    "decoder.embedding.widen.weight": "model.decoder.project_in.weight",
+    "decoder.embedding.position.weight": "model.decoder.embed_positions.weight",
+    **layer_names("model.decoder.layers.{layer}", PARTS),
+    **{f"decoder.norm.{kind}": f"model.decoder.final_layer_norm.{kind}" for kind in KINDS},
+    "head.transform.linear.weight": "model.decoder.project_out.weight",
+    "head.weight": "lm_head.weight",
+    "head.output.weight": "score.weight",
+}
 
 
 def describe(config: Config) -> Description:
@@ -47,14 +69,14 @@ def describe(config: Config) -> Description:
     stack = Stack(tokens, (layer,) * depth_of(config), norm if last else None)
     transform = Project(narrow, bias=False) if narrow else None
     found = assembled(config, stack, Language(vocab, transform=transform), context)
-    if narrow and found.model.head is None:
+    if narrow and not isinstance(found.model.head, Language):
         # the map to the narrow width belongs to the bare model there; here it is part of the head
         raise ConfigError(
-            f"{config.at('architectures')} names a model without a head whose states are "
+            f"{config.at('architectures')} names a model without a language head whose states are "
             f"word_embed_proj_dim {narrow:,} wide and not hidden_size {width:,}; "
             "only its language model can be described."
         )
-    return found
+    return found.named(WEIGHTS, "model.")
 
 
 FAMILY = Family(types=("opt",), describe=describe, defaults={"opt": {"tie_word_embeddings": True}})

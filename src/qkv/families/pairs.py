@@ -39,7 +39,7 @@ def half_of(pair: Config, defaults: Defaults) -> tuple[Config, bool]:
         )
     half = nested(pair, there[0], defaults[there[0]])
     if asked:
-        half.data["architectures"] = names
+        half.put("architectures", names)
     pair.discard(*HALVES.values(), *(f"{key}_dict" for key in HALVES.values()))
     pair.discard("logit_scale_init_value", "initializer_factor")  # what training began with
     return half, not asked
@@ -54,7 +54,7 @@ def nested(config: Config, key: str, defaults: Mapping[str, Any]) -> Config:
     again = config.take(f"{key}_dict", dict, None)
     if again:
         values = {**values, **defaults, **again}
-    return Config({**defaults, **values}, config.at(key), config.ignore, config.called)
+    return config.again({**defaults, **values}, config.at(key), made=defaults.keys() - values.keys())
 
 
 def layers(config: Config, size: Shape, causal: bool = False) -> tuple[Layer, ...]:

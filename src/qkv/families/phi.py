@@ -15,7 +15,18 @@ from qkv.families.decoder_parts import (
     rotary_attention,
 )
 from qkv.families.family import Description, Family
+from qkv.families.llama import names
+from qkv.families.weights import KINDS
 from qkv.spec import Dense, Language, LayerNorm, Projections, Stack, Tokens, parallel
+
+PARTS = {
+    "attention.output": "self_attn.dense",
+    "attention.query_norm": "self_attn.q_layernorm",
+    "attention.key_norm": "self_attn.k_layernorm",
+    "feed_forward.up": "mlp.fc1",
+    "feed_forward.down": "mlp.fc2",
+}
+WEIGHTS = {**names(PARTS), **{f"decoder.norm.{kind}": f"model.final_layernorm.{kind}" for kind in KINDS}}
 
 
 def describe(config: Config) -> Description:
@@ -31,7 +42,8 @@ def describe(config: Config) -> Description:
         norm=norm,
     )
     stack = Stack(Tokens(vocab, width), (layer,) * depth_of(config), norm)
-    return assembled(config, stack, Language(vocab, bias=True), promised(attention, context))
+    found = assembled(config, stack, Language(vocab, bias=True), promised(attention, context))
+    return found.named(WEIGHTS, "model.")
 
 
 FAMILY = Family(types=("phi",), describe=describe, defaults={"phi": {"partial_rotary_factor": 0.5}})

@@ -15,8 +15,15 @@ from qkv.families.decoder_parts import (
     rotary_attention,
 )
 from qkv.families.family import Description, Family
+from qkv.families.llama import names
 from qkv.families.positions import MOST_POSITIONS
+from qkv.families.weights import fused
 from qkv.spec import Causal, Gated, Language, Mask, Projections, RMSNorm, Stack, Tokens, Window, pre_norm
+
+PARTS = {
+    **fused("self_attn.qkv_proj", "attention.query", "attention.key", "attention.value"),
+    **fused("mlp.gate_up_proj", "feed_forward.gate", "feed_forward.up"),
+}
 
 
 def describe(config: Config) -> Description:
@@ -34,7 +41,8 @@ def describe(config: Config) -> Description:
         norm=norm,
     )
     stack = Stack(Tokens(vocab, width), (layer,) * depth_of(config), norm)
-    return assembled(config, stack, Language(vocab), context)
+    found = assembled(config, stack, Language(vocab), context)
+    return found.named(names(PARTS), "model.")
 
 
 def _mask(config: Config, context: int) -> Mask:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from qkv.families.config import Config
 from qkv.families.decoder_parts import expected
 from qkv.families.family import Description, Family
+from qkv.families.llama import IRRELEVANT, WEIGHTS
 from qkv.families.positions import MOST_POSITIONS
 from qkv.families.rotary_decoders import attention, decoder, extended, gated, masks, sizes
 from qkv.spec import RMSNorm, pre_norm
@@ -27,7 +28,8 @@ def describe(config: Config) -> Description:
         pre_norm(replace(mixer, mask=mask), feed_forward, norm=norm)
         for mask in masks(config, window, size.context, slides)
     )
-    return decoder(config, size, layers, norm, irrelevant=("model.mtp_layers.*",))
+    found = decoder(config, size, layers, norm, irrelevant=("model.mtp_layers.*",))
+    return found.named(WEIGHTS, "model.", IRRELEVANT)
 
 
 def switched_window(config: Config) -> int | None:

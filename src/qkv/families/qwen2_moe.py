@@ -6,9 +6,17 @@ from dataclasses import replace
 
 from qkv.families.config import Config
 from qkv.families.family import Description, Family
+from qkv.families.llama import EXPERTS, names
 from qkv.families.qwen2 import switched_window
 from qkv.families.rotary_decoders import attention, decoder, extended, masks, mixed_feed_forwards, sizes
 from qkv.spec import RMSNorm, pre_norm
+
+SHARED = {
+    "feed_forward.shared_gate": "mlp.shared_expert_gate",
+    "feed_forward.shared_expert.gate": "mlp.shared_expert.gate_proj",
+    "feed_forward.shared_expert.up": "mlp.shared_expert.up_proj",
+    "feed_forward.shared_expert.down": "mlp.shared_expert.down_proj",
+}
 
 
 def describe(config: Config) -> Description:
@@ -25,7 +33,7 @@ def describe(config: Config) -> Description:
         pre_norm(replace(mixer, mask=mask), feed_forward, norm=norm)
         for mask, feed_forward in zip(visible, mixed_feed_forwards(config, size.depth), strict=True)
     )
-    return decoder(config, size, layers, norm)
+    return decoder(config, size, layers, norm).named(names({**EXPERTS, **SHARED}), "model.")
 
 
 FAMILY = Family(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qkv.families.config import Config
+from qkv.families.encoders import discard_if
 from qkv.families.family import Description, Family
+from qkv.families.llama import EXPERTS, QUERY_KEY_NORMS, names
 from qkv.families.qwen2 import switched_window
 from qkv.families.rotary_decoders import (
     attention,
@@ -34,7 +36,8 @@ def describe(config: Config) -> Description:
         pre_norm(replace(mixer, mask=mask), feed_forward, norm=norm)
         for mask, feed_forward in zip(visible, mixed_feed_forwards(config, size.depth), strict=True)
     )
-    return decoder(config, size, layers, norm)
+    discard_if(config, {"qkv_bias": False, "use_qk_norm": True})  # what the class has, in words of others
+    return decoder(config, size, layers, norm).named(names({**QUERY_KEY_NORMS, **EXPERTS}), "model.")
 
 
 FAMILY = Family(

@@ -11,7 +11,10 @@ from qkv.errors import ConfigError
 from qkv.families.config import Config
 from qkv.families.decoder_parts import expected
 from qkv.families.family import Description, Family
+from qkv.families.llama import EXPERTS, QUERY_KEY_NORMS, names
+from qkv.families.qwen2_moe import SHARED
 from qkv.families.rotary_decoders import attention, decoder, extended, mixed_feed_forwards, sizes
+from qkv.families.weights import Place, Table, fused
 from qkv.spec import GatedDelta, Projections, RMSNorm, pre_norm
 
 LAYER_TYPES = {"linear_attention": False, "full_attention": True}
@@ -34,7 +37,34 @@ def describe(config: Config) -> Description:
         pre_norm(mixer if attends else delta, feed_forward, norm=norm)
         for attends, feed_forward in zip(full, mixed_feed_forwards(config, size.depth), strict=True)
     )
-    return decoder(config, size, layers, norm, irrelevant=("mtp.*",))
+    found = decoder(config, size, layers, norm, irrelevant=("mtp.*",))
+    return found.named(_names(mixer.heads, delta), "model.")
+
+
+def _names(heads: int, delta: GatedDelta) -> Table:
+    parts: dict[str, str | Place] = {
+        **QUERY_KEY_NORMS,
+        # of each head its query and its gate
+        **fused("self_attn.q_proj", "attention.query", "attention.gate", groups=heads),
+        "mixer_before": "input_layernorm",
+        # of each key head what belongs to it
+        **fused(
+            "linear_attn.in_proj_qkvz",
+            *("mixer.query", "mixer.key", "mixer.value", "mixer.gate"),
+            groups=delta.key_heads,
+        ),
+        **fused("linear_attn.in_proj_ba", "mixer.beta", "mixer.decay", groups=delta.key_heads),
+        "mixer.convolution": Place("linear_attn.conv1d", shape=(delta.channels, 1, delta.convolution)),
+        "mixer.norm": "linear_attn.norm",
+        "mixer.output": "linear_attn.out_proj",
+        **EXPERTS,
+        **SHARED,
+    }
+    return {
+        **names(parts),
+        "decoder.layers.{layer}.mixer.decay_bias": "model.layers.{layer}.linear_attn.dt_bias",
+        "decoder.layers.{layer}.mixer.decay_log": "model.layers.{layer}.linear_attn.A_log",
+    }
 
 
 def _delta(config: Config, norm: RMSNorm) -> GatedDelta:

@@ -161,7 +161,7 @@ def _tower(config: Config, token: int, width: int) -> Tower:
         heads,
         heads,
         head_dim,
-        position=Rotary(theta, axes=Axes((head_dim // 4, head_dim // 4))),
+        position=Rotary(theta, axes=Axes((head_dim // 4, head_dim // 4), own=True)),
         mask=Everything(),
         projections=BIASED,
     )
@@ -172,7 +172,7 @@ def _tower(config: Config, token: int, width: int) -> Tower:
     if out != width:
         raise ConfigError(f"{config.at('out_hidden_size')} is {out:,}, and the text's width {width:,}.")
     maps = (Project(merge * size, activation="gelu"), Project(out))
-    config.discard("deepstack_visual_indexes")
+    config.leave("deepstack_visual_indexes")
     return Tower(Stack(patches, layers, VISION_NORM), Replace(token), Projector(maps, merge=merge))
 
 

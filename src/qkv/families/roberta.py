@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qkv.errors import ConfigError
+from qkv.families.bert import LAYERS, OLDER
 from qkv.families.config import Config
 from qkv.families.encoders import (
     bert_layer,
@@ -14,8 +15,13 @@ from qkv.families.encoders import (
     shape,
 )
 from qkv.families.family import Description, Family
-from qkv.families.heads import classifiers, head_among
+from qkv.families.heads import classifiers, ending_among
+from qkv.families.weights import KINDS, Place, Table
 from qkv.spec import Learned, Model, Stack
+from qkv.spec.heads import Head
+
+COPIES = {"lm_head.decoder.bias": "lm_head.bias"}
+UNUSED = ("*embeddings.position_ids", "roberta.pooler.*")
 
 
 def describe(config: Config) -> Description:
@@ -29,18 +35,34 @@ def describe(config: Config) -> Description:
             f"of a table of {table:,}."
         )
     tokens = bert_tokens(config, size, Learned(table, offset))
-    head = head_among(
-        config,
-        {
-            "Model": None,
-            # its activation is fixed in the class
-            "ForMaskedLM": masked_language(tokens, "gelu", size.norm),
-            **classifiers(config, pooler(size.width)),
-        },
-    )
+    heads: dict[str, Head | None] = {
+        "Model": None,
+        # its activation is fixed in the class
+        "ForMaskedLM": masked_language(tokens, "gelu", size.norm),
+        **classifiers(config, pooler(size.width)),
+    }
+    ending = ending_among(config, heads)
     config.finish()
     stack = Stack(tokens, (bert_layer(config, size),) * size.depth)
-    return Description(Model(encoder=stack, head=head), {}, table - offset)
+    found = Description(Model(encoder=stack, head=heads[ending]), {}, table - offset)
+    return found.named(_names(ending), "roberta.", UNUSED, COPIES, OLDER)
+
+
+def _names(ending: str) -> Table:
+    """The sequence's classifier has the pooler's map in itself."""
+    inside = ending == "ForSequenceClassification"
+    pool, answer = (
+        ("classifier.dense", "classifier.out_proj") if inside else ("roberta.pooler.dense", "classifier")
+    )
+    found: dict[str, str | Place] = {
+        ours: theirs.replace("bert.", "roberta.", 1) for ours, theirs in LAYERS.items()
+    }
+    for kind in KINDS:
+        found[f"head.transform.linear.{kind}"] = f"lm_head.dense.{kind}"
+        found[f"head.transform.norm.{kind}"] = f"lm_head.layer_norm.{kind}"
+        found[f"head.pool.dense.linear.{kind}"] = f"{pool}.{kind}"
+        found[f"head.output.{kind}"] = f"{answer}.{kind}"
+    return {**found, "head.weight": "lm_head.decoder.weight", "head.bias": "lm_head.bias"}
 
 
 FAMILY = Family(types=("roberta",), describe=describe)

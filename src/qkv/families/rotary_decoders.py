@@ -9,8 +9,8 @@ from typing import NamedTuple
 from qkv.errors import ConfigError
 from qkv.families.config import Config
 from qkv.families.decoder_parts import TRAINING, activation_of, biases, depth_of, rotary_attention
-from qkv.families.family import Description, head_of
-from qkv.families.heads import labels
+from qkv.families.family import Description
+from qkv.families.heads import decoder_head, labels
 from qkv.families.llama import LAYER_TYPES
 from qkv.families.positions import MOST_POSITIONS
 from qkv.spec import (
@@ -23,15 +23,11 @@ from qkv.spec import (
     Mask,
     Model,
     Norm,
-    Pool,
     Position,
     Projections,
     Rotary,
     Router,
-    SequenceClass,
-    Span,
     Stack,
-    TokenClass,
     Tokens,
     Window,
     Yarn,
@@ -123,7 +119,7 @@ def mixed_feed_forwards(config: Config, depth: int) -> list[Gated | Experts]:
     config.discard(*counts)  # transformers 5 writes the first; the second may then be the class's default
     if not counts:
         return [dense] * depth
-    hidden = config.size("shared_expert_intermediate_size", None)
+    hidden = config.optional("shared_expert_intermediate_size")
     expert = replace(dense, hidden=config.size("moe_intermediate_size"))
     routed = experts(
         config,
@@ -138,17 +134,9 @@ def mixed_feed_forwards(config: Config, depth: int) -> list[Gated | Experts]:
 
 
 def head(config: Config, language: Language) -> Head | None:
-    """The head that `architectures` names, with the further ones that every decoder may have."""
+    """As of every decoder; those that see are called after what they write."""
     name = str((config.take("architectures", list, None) or [""])[0])
-    if name.endswith("ForConditionalGeneration"):
-        return language
-    if name.endswith("ForSequenceClassification"):
-        return SequenceClass(labels(config), Pool("last"), bias=False)
-    if name.endswith("ForTokenClassification"):
-        return TokenClass(labels(config))
-    if name.endswith("ForQuestionAnswering"):
-        return Span()
-    return head_of(config, language)
+    return language if name.endswith("ForConditionalGeneration") else decoder_head(config, language)
 
 
 def decoder(

@@ -13,7 +13,13 @@ from qkv.families.decoder_parts import (
     rotary_attention,
 )
 from qkv.families.family import Description, Family
+from qkv.families.llama import IRRELEVANT, names
 from qkv.spec import Gated, Language, LayerNorm, Projections, Stack, Tokens, parallel, pre_norm
+
+NORMS = {
+    "attention.query_norm": "self_attn.q_layernorm.norms.{head}",
+    "attention.key_norm": "self_attn.k_layernorm.norms.{head}",
+}
 
 
 def describe(config: Config) -> Description:
@@ -31,7 +37,8 @@ def describe(config: Config) -> Description:
     arranged = parallel if config.take("use_parallel_residual", bool, False) else pre_norm
     layer = arranged(attention, feed_forward, norm=norm)
     stack = Stack(Tokens(vocab, width), (layer,) * depth_of(config), norm)
-    return assembled(config, stack, Language(vocab), promised(attention, context))
+    found = assembled(config, stack, Language(vocab), promised(attention, context))
+    return found.named(names(NORMS), "model.", IRRELEVANT)
 
 
 FAMILY = Family(

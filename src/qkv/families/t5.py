@@ -13,6 +13,7 @@ from qkv.families.config import Config, shown
 from qkv.families.encoders import ACTIVATIONS, MOST_LAYERS, MOST_POSITIONS, discard_training
 from qkv.families.family import Description, Family
 from qkv.families.heads import ending_among, labels
+from qkv.families.weights import KINDS, Place, Table, layer_names
 from qkv.spec import (
     Attention,
     Buckets,
@@ -39,6 +40,14 @@ from qkv.spec.heads import Head
 
 DERIVED = ("dense_act_fn", "is_gated_act")  # from feed_forward_proj, by the class
 ALONE = ("EncoderModel", "ForTokenClassification")  # without the decoder
+
+ATTENTION = {"query": "q", "key": "k", "value": "v", "output": "o", "position": "relative_attention_bias"}
+STEPS = {  # of a layer, and their names there
+    "encoder": {"attention": "SelfAttention", "feed_forward": "DenseReluDense"},
+    "decoder": {"attention": "SelfAttention", "cross": "EncDecAttention", "feed_forward": "DenseReluDense"},
+}
+# a table that the first files have, and nothing reads
+UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 
 
 def describe(config: Config) -> Description:
@@ -82,7 +91,33 @@ def described(config: Config, language: Language) -> Description:
     encoder = Stack(tokens, (parts.encoder_layer(),) * depth, parts.norm)
     decoder = Stack(tokens, (parts.decoder_layer(tokens.width),) * decoder_depth, parts.norm)
     model = Model(encoder, None if ending in ALONE else decoder, heads[ending])
-    return Description(model, {}, context)
+    answer = "classifier" if ending == "ForTokenClassification" else "classification_head.out_proj"
+    return Description(model, {}, context).named(
+        _names(parts.feed_forward, answer),
+        irrelevant=UNUSED,
+        copies={"encoder.embed_tokens.weight": "shared.weight"},
+    )
+
+
+def _names(feed_forward: Dense | Gated, answer: str) -> Table:
+    up = {"up": "wi"} if isinstance(feed_forward, Dense) else {"gate": "wi_0", "up": "wi_1"}
+    found: dict[str, str | Place] = {
+        "encoder.embedding.weight": "shared.weight",
+        "decoder.embedding.weight": "decoder.embed_tokens.weight",
+        "head.weight": "lm_head.weight",
+    }
+    for stack, steps in STEPS.items():
+        parts = {}
+        for place, (step, called) in enumerate(steps.items()):
+            parts[f"{step}_before"] = f"layer.{place}.layer_norm"
+            inside = {**up, "down": "wo"} if step == "feed_forward" else ATTENTION
+            parts |= {f"{step}.{our}": f"layer.{place}.{called}.{their}" for our, their in inside.items()}
+        found |= layer_names(f"{stack}.block.{{layer}}", parts, stack)
+        found[f"{stack}.norm.weight"] = f"{stack}.final_layer_norm.weight"
+    for kind in KINDS:
+        found[f"head.pool.dense.linear.{kind}"] = f"classification_head.dense.{kind}"
+        found[f"head.output.{kind}"] = f"{answer}.{kind}"
+    return found
 
 
 @dataclass(frozen=True)
