@@ -55,7 +55,17 @@ def test_imports_go_downwards(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["qkv", "qkv.spec", "qkv.families", "qkv.checkpoints", "qkv.text", "qkv.cli"]
+    "module",
+    [
+        "qkv",
+        "qkv.spec",
+        "qkv.families",
+        "qkv.checkpoints",
+        "qkv.text",
+        "qkv.inspection",
+        "qkv.runtime",
+        "qkv.cli",
+    ],
 )
 def test_torch_is_not_imported_by(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
