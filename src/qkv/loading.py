@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 
 from qkv.checkpoints import FORMATS, StoredTensor, read_gguf, read_safetensors
 from qkv.errors import CapacityError, CheckpointError, RequestError, SourceError, UnsupportedError
-from qkv.families import Description, describe, describe_gguf, family_of, gguf
+from qkv.families import Description, describe, describe_gguf, family_of, gguf, sentence
 from qkv.families.weights import WeightMap, pieces
 from qkv.generation_config import NAME as GENERATION, check, ends
 from qkv.memory import free_memory
@@ -36,6 +36,7 @@ class Loaded:
     """What a source holds, without the keys that were ignored.
 
     `config` is its config.json and `generation` its generation_config.json, {} where there is none.
+    `modules` are the files that say how it embeds, by name.
     `carried` are tensors that hold no parameter, to be saved with it again.
     """
 
@@ -47,6 +48,7 @@ class Loaded:
     description: Description
     config: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
+    modules: Mapping[str, Any] = field(default_factory=dict)
     carried: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     @property
@@ -90,6 +92,7 @@ def load(
         description=files.description,
         config=files.config,
         generation=files.generation,
+        modules=files.modules,
         carried=_carried(files, ignore),
     )
 
@@ -106,6 +109,7 @@ class _Files:
     ignored: frozenset[str]  # entries of `ignore` that named a key
     config: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
+    modules: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _entries(ignore: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -137,8 +141,8 @@ def _without(data: Any, ignore: Iterable[str], found: set[str]) -> Any:
 def _open_gguf(path: Path, ignore: tuple[str, ...]) -> _Files:
     """A GGUF file. Its keys can be ignored by their own names or by those of a config.json."""
     file, ignored = read_gguf(path), set[str]()
-    prefix = f"{file.metadata.get('general.architecture')}."
-    ignored |= set(ignore) & {gguf.KEYS.get(key.removeprefix(prefix)) for key in file.metadata}
+    called = gguf.names(str(file.metadata.get("general.architecture")))
+    ignored |= set(ignore) & {called.get(key) for key in file.metadata}
     ignored |= set(ignore) & file.metadata.keys()
     metadata = {key: value for key, value in file.metadata.items() if key not in ignore}
     # the description reads this one, so it has to go before
@@ -165,6 +169,10 @@ def _open_folder(path: Path, ignore: tuple[str, ...]) -> _Files:
     generation = _without(read_json(folder / GENERATION) or {}, ignore, ignored)
     check(generation)
     description, tensors = describe(config, "config.json", ignore), read_safetensors(path)
+    ignored |= {sentence.MODULES} & set(ignore) if (folder / sentence.MODULES).is_file() else set()
+    modules = {} if sentence.MODULES in ignored else sentence.files(folder)
+    if modules:
+        description = replace(description, model=replace(description.model, head=sentence.head(modules)))
     if not any(name.startswith(description.prefix) for name in tensors):
         description = description.bare()
     tensors = {_today(name, description.older): tensor for name, tensor in tensors.items()}
@@ -172,7 +180,9 @@ def _open_folder(path: Path, ignore: tuple[str, ...]) -> _Files:
     stops = ends(generation, GENERATION) | ends(config, "config.json")
     stops |= tokenizer.eos_ids if tokenizer else frozenset()
     ignored |= defaults
-    return _Files(path.name, description, tensors, tokenizer, stops, frozenset(ignored), config, generation)
+    return _Files(
+        path.name, description, tensors, tokenizer, stops, frozenset(ignored), config, generation, modules
+    )
 
 
 def _today(name: str, older: Mapping[str, str]) -> str:

@@ -20,7 +20,7 @@ from qkv.engine import Completion, Options, Request
 from qkv.errors import RequestError, TokenizerError, UnsupportedError
 from qkv.generation_config import NAME as GENERATION
 from qkv.nn import Layout, NoTap, Tap, Taps, tap_names
-from qkv.spec import Language, Model as Spec, MultiToken, Tokens
+from qkv.spec import Language, Model as Spec, MultiToken, PooledEmbedding, Tokens
 from qkv.text import Tokenizer
 
 Prompt = str | Sequence[int] | np.ndarray | torch.Tensor
@@ -160,6 +160,30 @@ class Model:
             raise TokenizerError("This source has no tokenizer: give token ids.")
         return self.tokenizer.encode(text)
 
+    def embed(self, texts: str | Sequence[str]) -> Float[torch.Tensor, "texts width"]:
+        """One vector for each text, of a model whose files say how it embeds, as sentence-transformers' do.
+
+        The texts run as one batch. Whole texts are read: raises RequestError where one does not fit
+        into the model's context, and UnsupportedError for a model that does not embed.
+        """
+        if not isinstance(self.spec.head, PooledEmbedding):
+            raise UnsupportedError(
+                "This model's files do not say how it embeds a text: call the model on tokens, or tap "
+                '"final", for the states of each token.'
+            )
+        rows = [self.encode(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        longest = max(map(len, rows), default=0)
+        if not longest:
+            raise RequestError("There is no text to embed.")
+        if self.context is not None and longest > self.context:
+            raise RequestError(
+                f"A text has {longest:,} tokens and this model reads {self.context:,}: give it in parts."
+            )
+        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=self.device)
+        there = torch.tensor([[i < len(row) for i in range(longest)] for row in rows], device=self.device)
+        with torch.no_grad():
+            return self(tokens, layout=Layout.padded(there))
+
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """A conversation as a prompt, by the model's own template. Contents cannot become control tokens."""
         if self.tokenizer is None:
@@ -191,14 +215,17 @@ class Model:
 
         What was ignored in loading is left out, so that the folder is this model. Shared tensors are
         stored once, in the type the model has now, in files of about 5 GB. Raises RequestError where the
-        folder already holds weights.
+        folder already holds weights or cannot be made.
         """
         if not self.loaded.config:
             raise UnsupportedError("Only models read from a Hugging Face folder can be saved so far.")
         folder = Path(folder)
         if next(folder.glob("*.safetensors*"), None) is not None:
             raise RequestError(f"{folder} already holds weights: save to another folder.")
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise RequestError(f"{folder} cannot be made a folder to save in: {problem.strerror}.") from None
         write_shards(folder, loading.stored_tensors(self.loaded))
         source = self.loaded.source
         for path in ((source if source.is_dir() else source.parent) / name for name in _BESIDE):
@@ -206,8 +233,10 @@ class Model:
                 shutil.copyfile(path, folder / path.name)
         config = {key: value for key, value in self.loaded.config.items() if key != "torch_dtype"}
         config["dtype"] = str(self.dtype).removeprefix("torch.")
-        for name, data in (("config.json", config), (GENERATION, self.loaded.generation)):
+        files = {"config.json": config, GENERATION: self.loaded.generation, **self.loaded.modules}
+        for name, data in files.items():
             if data:
+                (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 

@@ -115,16 +115,16 @@ def _from_hub(name: str) -> Path:
     raise SourceError(f"{reason}.")
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object a file holds; None where there is no file. Raises ConfigError for anything else."""
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The object (or list) in a file; None where there is none. Raises ConfigError for anything else."""
     if not path.is_file():
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except (ValueError, RecursionError) as problem:
         raise ConfigError(f"{path.name} is not valid JSON: {problem}.") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path.name} must hold an object.")
+    if not isinstance(data, kind):
+        raise ConfigError(f"{path.name} must hold {'an object' if kind is dict else 'a list'}.")
     _check_depth(data, path.name)
     return data
 

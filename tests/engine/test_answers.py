@@ -12,7 +12,7 @@ import torch
 
 from qkv.engine.logprobs import Logprobs
 from qkv.engine.sampling import Sampling
-from qkv.errors import RequestError
+from qkv.errors import ConfigError, RequestError
 from qkv.model import Model
 from qkv.nn import ContiguousCache
 from tests.engine.tiny import CLOSE, VOCAB, byte, greedily, says, tiny, word
@@ -242,6 +242,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 10**9}, "n is 1000000000; it must be a whole number from 1 to 128."),
     ({"n": 1.0}, "n is 1.0; it must be a whole number from 1 to 128."),
     ({"logprobs": "cooked"}, 'logprobs is \'cooked\'; it must be "raw" or "processed".'),
+    ({"ignore_eos": "no"}, "ignore_eos is 'no'; it must be true or false."),
     ({"logprobs": True}, 'logprobs is True; it must be "raw" or "processed".'),
     ({"presence_penalty": 5}, "presence_penalty is 5; it must be a number from -2 to 2."),
     ({"max_new_tokens": 0, "beams": 2}, "max_new_tokens is 0; it must be a whole number of at least 1."),
@@ -276,3 +277,26 @@ def test_the_files_may_set_what_is_generated() -> None:
         PROMPT, seed=1, **options
     )
     assert [d.tokens for d in drawn] == [d.tokens for d in tiny().generate(PROMPT, n=3, seed=1, **options)]
+
+
+@pytest.mark.parametrize("name", ["forced_bos_token_id", "forced_eos_token_id"])
+def test_a_token_that_the_files_force_is_one_of_the_model(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is 266; it must be a token id below 266. Pass ignore="):
+        tiny(generation={name: 266}).generate(PROMPT)
+
+
+def test_samples_do_not_mix_the_bytes_of_their_letters() -> None:
+    """Most tokens of this model are parts of letters: each answer's text is that of its own tokens."""
+    model = tiny()
+    assert model.tokenizer is not None
+    for done in model.generate(PROMPT, n=4, seed=3, temperature=2.0, max_new_tokens=24, ignore_eos=True):
+        alone = model.tokenizer.stream()
+        for token in PROMPT:
+            alone.push(token)
+        assert done.text == "".join(map(alone.push, done.tokens)) + alone.flush()
+
+
+def test_what_is_left_to_draw_from_sums_to_one() -> None:
+    logits = np.log([0.5, 0.3, 0.2])
+    values = Logprobs(logits, logits, Sampling(1.0, top_p=0.6), "processed").values
+    assert np.exp(values).tolist() == pytest.approx([0.625, 0.375, 0])

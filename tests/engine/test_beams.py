@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,27 @@ def test_a_stream_of_a_search_says_the_best_at_its_end(model: Model) -> None:
     best = tiny().generate(PROMPT, max_new_tokens=5, beams=3, ignore_eos=True)
     pieces = list(tiny().stream(PROMPT, max_new_tokens=5, beams=3, ignore_eos=True))
     assert pieces == [best.text]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_beam_that_can_go_no_further_leaves_the_others(seed: int) -> None:
+    """Of three tokens no pair may come twice: some beams run out of tokens before others do."""
+    small = tiny(seed=seed, vocab=3, tokenizer=False, generation={"no_repeat_ngram_size": 2})
+
+    def fresh(tokens: list[int], token: int) -> bool:
+        return (tokens[-1], token) not in pairwise(tokens)
+
+    live, limit = [([0], 0.0)], 9
+    while live and len(live[0][0]) <= limit:
+        every = []
+        for tokens, total in live:
+            shares = small(torch.tensor([tokens]))[0, -1].double().log_softmax(-1)
+            every += [([*tokens, t], total + float(shares[t])) for t in range(3) if fresh(tokens, t)]
+        live = sorted(every, key=lambda each: -each[1])[:2]
+    if not live:  # the last two could go no further
+        with pytest.raises(RequestError, match="none is left to choose"):
+            small.generate([0], max_new_tokens=limit, beams=2)
+        return
+    done = small.generate([0], max_new_tokens=limit, beams=2)
+    assert [0, *done.tokens] == live[0][0]
+    assert done.score == pytest.approx(live[0][1] / limit, abs=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,22 @@ import pytest
 import torch
 
 import qkv
+from qkv.engine import runner
 from qkv.loading import Loaded
 from qkv.model import Model
 from qkv.nn import Transformer
-from qkv.spec import Dense, Language, LayerNorm, Learned, Model as Spec, Stack, Tokens, pre_norm
+from qkv.spec import (
+    Dense,
+    DynamicNTK,
+    Language,
+    LayerNorm,
+    Learned,
+    Model as Spec,
+    Rotary,
+    Stack,
+    Tokens,
+    pre_norm,
+)
 from tests.engine.tiny import CLOSE, END, VOCAB, save_llama, says, tiny, word
 from tests.matrix.variants import attention
 from tests.support import random_model
@@ -65,3 +78,23 @@ def test_batch_mates_change_nothing_where_positions_are_a_table() -> None:
         alone = model.generate(prompt, max_new_tokens=6, ignore_eos=True)
         assert found.tokens == alone.tokens
         assert found.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+
+
+def test_a_prompt_in_parts_is_turned_for_its_whole_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamic NTK: the base follows from the length of the prompt, of which the first part knows nothing."""
+    position = Rotary(100.0, scaling=DynamicNTK(2.0, 8))
+    described = replace(
+        tiny().spec,
+        decoder=replace(
+            tiny().spec.trunk, layers=(pre_norm(attention(position=position), Dense("relu", 20)),) * 2
+        ),
+    )
+    model = tiny()
+    model.network = random_model(described).requires_grad_(False).eval()
+    model.loaded = replace(model.loaded, model=model.network)
+    model.spec = described
+    prompt = list(range(20, 50))
+    shares = model(torch.tensor([prompt]))[0, -1].double().log_softmax(-1)
+    monkeypatch.setattr(runner, "CHUNK", 7)
+    done = model.generate(prompt, max_new_tokens=1)
+    assert done.logprobs == pytest.approx([float(shares.max())], abs=1e-5)

@@ -153,3 +153,12 @@ def test_a_bias_against_every_token_leaves_none() -> None:
     processor = Processor(Sampling(logit_bias=dict.fromkeys(range(3), -math.inf)), [], 9)
     with pytest.raises(RequestError, match="none is left to choose: logit_bias or the model forbids each"):
         processor(np.zeros(3), [])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_tokens_that_the_model_does_not_have_are_never_chosen_anyway(place: int) -> None:
+    """Files may name ends and forbidden tokens beyond the rows of the model's head."""
+    settings = {"suppress_tokens": [1, 7], "begin_suppress_tokens": [2, 8], "min_new_tokens": 1}
+    processor = Processor(Sampling(), [0], 9, Rules.read(settings, 1, [3, 9]))
+    scores = processor(np.zeros(5), [4] * place)
+    assert scores.tolist() == ([0, -math.inf, -math.inf, -math.inf, 0], [0, -math.inf, 0, 0, 0])[place]

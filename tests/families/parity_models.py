@@ -39,6 +39,8 @@ BASE: dict[str, dict[str, Any]] = {
     "gptj": {**_GPT2, "n_head": 4, "rotary_dim": 4},
     "opt": {**_IDS, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 40,
             "max_position_embeddings": 64, "word_embed_proj_dim": 32},
+    "gpt_bigcode": _GPT2,
+    "xlm-roberta": _BERT, "camembert": _BERT,
     "roberta": {**_IDS, "pad_token_id": 1, "bos_token_id": 0, "hidden_size": 32, "intermediate_size": 40,
                 "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 40},
     "distilbert": {"vocab_size": VOCAB, "dim": 32, "hidden_dim": 40, "n_layers": 3, "n_heads": 4,
@@ -52,7 +54,24 @@ _LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 10, "q_lora_rank": 12, "qk_
            "n_group": 3, "topk_group": 2, "num_experts_per_tok": 2, "first_k_dense_replace": 1}  # fmt: skip
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
 
-# name: (model type, class, what differs from BASE); with experts in the name, a looser tolerance
+_DELTA = {"head_dim": 8, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+          "linear_key_head_dim": 6, "linear_value_head_dim": 10}  # fmt: skip
+_AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+                             "mrope_section": [1, 1, 1], "mrope_interleaved": True}}  # fmt: skip
+# its class bounds a state's steps by what training began with: see the family
+_SPACE = {"mamba_num_heads": 4, "mamba_head_dim": 6, "ssm_state_size": 5, "n_groups": 2, "conv_kernel": 4,
+          "head_dim": 8, "n_routed_experts": 6, "moe_intermediate_size": 12, "num_hidden_layers": "absent",
+          "moe_shared_expert_intermediate_size": 17, "time_step_min": 1e-30,
+          "time_step_floor": 1e-4}  # fmt: skip
+_MIMO = {"head_dim": 12, "v_head_dim": 8, "sliding_window": 4, "n_routed_experts": 6,
+         "moe_intermediate_size": 12, "num_experts_per_tok": 2,
+         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+                             for kind, theta in (("full_attention", 1e4), ("sliding_attention", 1e2))},
+         }  # fmt: skip
+_GEMMA4 = {"head_dim": 8, "global_head_dim": 16, "sliding_window": 4, "hidden_size_per_layer_input": 0,
+           "layer_types": ["sliding_attention"] * 2 + ["full_attention"]}  # fmt: skip
+
+# name: (model type, class, what differs from BASE); with experts or delta in the name, a looser tolerance
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("gpt2", CAUSAL, {}),
     "gpt2-odd": ("gpt2", CAUSAL, {"n_embd": 21, "n_head": 3, "n_inner": 17, "tie_word_embeddings": False,
@@ -166,6 +185,42 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "head_dim": 8, "num_hidden_layers": 4, "num_experts": 5, "num_experts_per_tok": 2,
         "moe_intermediate_size": 12, "shared_expert_intermediate_size": 17, "linear_num_key_heads": 2,
         "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10}),
+    "qwen3-5-delta": ("qwen3_5_text", CAUSAL, {
+        **_DELTA, **_AXES, "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"]}),
+    "qwen3-5-experts": ("qwen3_5_moe_text", CAUSAL, {**_DELTA, **_AXES, "num_experts": 5,
+                                                     "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+                                                     "shared_expert_intermediate_size": 17}),
+    "nemotron-h-experts": ("nemotron_h", CAUSAL, {**_SPACE, "layers_block_type": [
+        "linear_attention", "moe", "full_attention", "mlp", "linear_attention"]}),
+    "nemotron-h-experts-odd": ("nemotron_h", CAUSAL, {
+        **_SPACE, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6, "moe_latent_size": 12,
+        "n_groups": 1, "use_conv_bias": False, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5,
+        "layers_block_type": ["moe", "linear_attention", "full_attention"]}),
+    "minimax-m2-experts": ("minimax_m2", CAUSAL, {**_EXPERTS, "head_dim": 8, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    "mimo-v2-flash-experts": ("mimo_v2_flash", CAUSAL, {
+        **_MIMO, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
+    "mimo-v2-flash-experts-odd": ("mimo_v2_flash", CAUSAL, {
+        **_MIMO, "num_attention_heads": 6, "num_key_value_heads": 3, "attention_value_scale": None,
+        "attention_bias": True, "num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2,
+        "mlp_layer_types": ["sparse", "dense"]}),
+    "gemma4": ("gemma4_text", CAUSAL, {**_GEMMA4, "attention_k_eq_v": False}),
+    "gemma4-experts": ("gemma4_text", CAUSAL, {**_GEMMA4, "attention_k_eq_v": True, "enable_moe_block": True,
+                                               "num_global_key_value_heads": 1, "num_experts": 5,
+                                               "top_k_experts": 2, "moe_intermediate_size": 12,
+                                               "final_logit_softcapping": 5.0}),
+    "ministral3": ("ministral3", CAUSAL, {"head_dim": 8, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0,
+        "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.2, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}}),
+    "gpt-bigcode": ("gpt_bigcode", CAUSAL, {}),
+    "gpt-bigcode-odd": ("gpt_bigcode", CAUSAL, {"n_embd": 21, "n_head": 3, "n_inner": 17,
+                                                "multi_query": False, "scale_attn_weights": False,
+                                                "tie_word_embeddings": False}),
+    "xlm-roberta-token": ("xlm-roberta", "AutoModelForTokenClassification",
+                          {"num_labels": 3, "pad_token_id": 1, "bos_token_id": 0}),
+    "camembert-sequence": ("camembert", SEQUENCE, {"num_labels": 3, "pad_token_id": 1, "bos_token_id": 0}),
     "roberta": ("roberta", MASKED, {}),
     "roberta-sequence": ("roberta", SEQUENCE, {"num_labels": 3, "hidden_size": 30, "num_attention_heads": 3}),
     "roberta-token": ("roberta", "AutoModelForTokenClassification", {"num_labels": 3}),

@@ -336,6 +336,8 @@ READ = {
     "XiaomiMiMo--MiMo-7B-Base": (None, 32_768),
     "deepseek-ai--DeepSeek-V3": (671_026_419_200, 163_840),
     "deepseek-ai--DeepSeek-R1": (671_026_419_200, 163_840),
+    "deepseek-ai--DeepSeek-V3.2": (671_877_944_064, 163_840),
+    "zai-org--GLM-5": (743_911_218_432, 202_752),
     "moonshotai--Kimi-K2-Instruct": (None, 131_072),
     "openai--gpt-oss-20b": (20_914_757_184, 131_072),
     "openai--gpt-oss-120b": (116_829_156_672, 131_072),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 from qkv.errors import CheckpointError
+from qkv.families import describe
 from qkv.families.weights import Place, Table, WeightMap, fused, layer_names, pieces
+from qkv.loading import weight_map
 
 Tensors = dict[str, np.ndarray]
 
@@ -40,6 +44,53 @@ def test_a_group_has_its_own_of_each() -> None:
     assert written(ours, fused("qk", "q", "k", groups=2))["qk"].ravel().tolist() == [1, 2, 5, 3, 4, 6]
 
 
+def test_each_head_has_its_query_key_and_value_in_turn() -> None:
+    """Case K4, GPT-NeoX and BLOOM: two heads of two dimensions, twelve rows."""
+    theirs, shapes = {"qkv": np.arange(12)[:, None]}, dict.fromkeys("qkv", (4, 1))
+    found = read(theirs, shapes, fused("qkv", *"qkv", groups=2))
+    assert {name: rows.ravel().tolist() for name, rows in found.items()} == {
+        "q": [0, 1, 6, 7],
+        "k": [2, 3, 8, 9],
+        "v": [4, 5, 10, 11],
+    }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name"),
+    [
+        (
+            {"model_type": "gpt_neox", "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 4,
+             "intermediate_size": 8, "vocab_size": 9, "max_position_embeddings": 7, "rotary_pct": 1.0},
+            "gpt_neox.layers.0.attention.query_key_value",
+        ),
+        (
+            {"model_type": "bloom", "n_layer": 1, "n_head": 2, "hidden_size": 4, "vocab_size": 9},
+            "transformer.h.0.self_attention.query_key_value",
+        ),
+    ],
+)  # fmt: skip
+def test_the_heads_of_gpt_neox_and_bloom_take_turns(sizes: dict[str, Any], name: str) -> None:
+    """Case K4 in the tables of those families, for weights and biases."""
+    places, rows = weight_map(describe(sizes)), np.arange(12)
+    theirs = {f"{name}.bias": rows, f"{name}.weight": np.repeat(rows[:, None], 4, 1)}
+    expected = {"query": [0, 1, 6, 7], "key": [2, 3, 8, 9], "value": [4, 5, 10, 11]}
+    for part, own in expected.items():
+        ours = f"decoder.layers.0.attention.{part}"
+        assert places.read(f"{ours}.bias", theirs.__getitem__).tolist() == own
+        assert places.read(f"{ours}.weight", theirs.__getitem__)[:, 3].tolist() == own
+
+
+def test_the_biases_of_qwen2_are_72_of_290_tensors() -> None:
+    """Case K6: queries, keys and values of 24 layers have one, outputs none, and saving writes them all."""
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "vocab_size": 151936,
+             "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,
+             "max_position_embeddings": 32768}  # fmt: skip
+    stored = weight_map(describe({"model_type": "qwen2", **sizes})).theirs
+    biases = [name for name in stored if name.endswith(".bias")]
+    assert len(stored) == 290 and len(biases) == 72
+    assert {name.split(".")[-2] for name in biases} == {"q_proj", "k_proj", "v_proj"}
+
+
 def test_rows_that_take_turns_in_a_stack_stored_the_other_way_round() -> None:
     """gpt-oss: (expert, in, out), its last axis gate, up, gate, up."""
     gate, up = np.array([[[1, 2], [3, 4]]]), np.array([[[5, 6], [7, 8]]])
@@ -60,7 +111,9 @@ def test_a_stack_is_a_tensor_for_each_expert() -> None:
 def test_another_shape_in_the_same_order() -> None:
     ours = {"convolution": np.arange(6).reshape(2, 3)}
     table = {"convolution": Place("conv1d", shape=(2, 1, 3))}
-    assert written(ours, table)["conv1d"].tolist() == [[[0, 1, 2]], [[3, 4, 5]]]
+    theirs = written(ours, table)
+    assert theirs["conv1d"].tolist() == [[[0, 1, 2]], [[3, 4, 5]]]
+    assert read(theirs, {"convolution": (2, 3)}, table)["convolution"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_a_vector_is_not_transposed() -> None:

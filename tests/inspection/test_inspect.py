@@ -18,8 +18,6 @@ from qkv.inspection.pictures import masks
 from qkv.inspection.steps import stacks
 from tests.spec import descriptions as of
 
-NOT_DESCRIBED = {"qwen3_5", "deepseek_v32", "gemma4", "nemotron_h", "glm_moe_dsa"}
-
 
 def config(shared_folder: Path, name: str) -> Path:
     return shared_folder / "configs" / f"{name}_config.json"
@@ -63,10 +61,7 @@ def test_every_published_configuration_is_read_or_its_unknown_parts_are_listed(s
     assert len(files) >= 22
     for file in files:
         found = qkv.inspect(file)
-        kind = json.loads(file.read_text())["model_type"]
-        assert (found.model is None) == (kind in NOT_DESCRIBED), file.name
-        if found.model is None:
-            assert kind in found.unknown[0] and found.steps, file.name
+        assert found.model is not None, file.name
         str(found), json.dumps(found.data()), page(found)
 
 

@@ -134,7 +134,7 @@ def test_gemma_3_4b_reads_images_as_256_rows() -> None:
     )
     assert "all 128 pairs slowed by a factor of 8 (every 6th layer)" in lines(found, "Positions")[1]
     assert lines(found, "Visibility")[0].startswith("every text token sees itself and the 1,023 before it")
-    assert "whether the rows of one image see one another both ways" in found.unstated
+    assert lines(found, "Visibility")[-1] == "the rows of one image see one another both ways"
 
 
 def test_a_length_that_the_file_does_not_hold_is_called_a_default() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import qkv
 from qkv import loading
 from qkv.checkpoints import StoredTensor, read_safetensors, write_shards
-from qkv.errors import CheckpointError
+from qkv.errors import CheckpointError, RequestError
 from tests.families.parity import pair_of
 from tests.families.parity_models import VOCAB
 from tests.loading.support import edit_config, edit_weights, refused
@@ -158,3 +158,11 @@ def test_config_and_vocabulary_are_those_that_were_read(tmp_path: Path) -> None:
     pair.model.save(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == VOCAB
     assert all(isinstance(tensor, StoredTensor) for tensor in read_safetensors(tmp_path).values())
+
+
+@pytest.mark.parametrize("place", ["", "below"])
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("here")
+    with pytest.raises(RequestError, match=r"file.* cannot be made a folder to save in: "):
+        pair_of("gpt2").model.save(tmp_path / "file" / place)
+    assert (tmp_path / "file").read_text() == "here"

@@ -77,6 +77,16 @@ def test_a_tap_of_weights_is_answered_by_the_reference() -> None:
     assert len(taps) == 2
 
 
+@pytest.mark.parametrize("point", ["scores", "weights"])
+def test_either_tap_alone_is_answered_by_the_reference(point: str) -> None:
+    seen = []
+    for network in (on("sdpa", ALL["grouped"]), random_model(ALL["grouped"])):
+        taps = Taps([f"layers.1.attention.{point}"], tap_names(network.spec))
+        network(some_tokens(1), tap=taps)
+        seen.append(taps[f"layers.1.attention.{point}"].nan_to_num(neginf=0.0))
+    assert_close(*seen)
+
+
 def test_what_a_backend_lacks_changes_nothing() -> None:
     network = random_model(ALL["cap"])
     with pytest.raises(UnsupportedError, match="use the reference"):

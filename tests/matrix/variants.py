@@ -10,6 +10,7 @@ from qkv.spec import (
     Alibi,
     Attention,
     Axes,
+    Branch,
     Buckets,
     Causal,
     Chunk,
@@ -57,6 +58,7 @@ from qkv.spec import (
     Stack,
     StateSpace,
     Strided,
+    Sublayer,
     TokenClass,
     Tokens,
     Window,
@@ -282,6 +284,28 @@ VARIANTS |= {
     "experts-clamped": of_experts(Router(bias=True), expert=Gated(ClampedSwish(limit=0.5), 12, bias=True)),
     "experts-dense": of_experts(Router(), expert=Dense("relu", 12)),
     "experts-shared-gate": of_experts(Router(), shared_expert=Gated("silu", 20), shared_gate=True),
+}
+
+# what Gemma 4, MiMo-V2 and Nemotron 3 brought
+BESIDE = Sublayer(
+    (Branch(attention(), RMSNorm(), RMSNorm()), Branch(Gated("silu", 20), after=RMSNorm())),
+    after=RMSNorm(),
+    post=Gate(),
+)
+
+VARIANTS |= {
+    "values-are-keys": of(
+        attention(
+            projections=Projections(
+                norm=RMSNorm(), values_are_keys=True, value_norm=RMSNorm(scale=False), value_scale=0.7
+            )
+        )
+    ),
+    "values-scaled": of(attention(value_dim=10, projections=Projections(bias="v", value_scale=0.7))),
+    "query-scale-from-0": of(attention(position=None, score=Score(query_scale=LogScale(3, 0.2, first=0)))),
+    "branches-normed-after": of_layer(Layer((BESIDE,))),
+    "experts-latent": of_experts(Router("sigmoid", balance=True), latent=6, shared_expert=ROUTED),
+    "experts-normed-apart": of_experts(Router(norm=RMSNorm(), logit_scale=0.5, gain=True), norm=RMSNorm()),
 }
 
 # the same parts looking both ways: no cache, and order only from positions

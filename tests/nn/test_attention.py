@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,34 @@ def test_scores_of_unit_variance_vectors_have_unit_variance(dims: int) -> None:
         assert float(taps["scores"].var()) == pytest.approx(variance, rel=0.1)
 
 
+def test_equal_inputs_have_equal_outputs_and_their_mean_knows_no_order() -> None:
+    """D26: attention sees a set: duplicates are one, and a pooled output has no order."""
+    module = attention(Node(2, 1, 4, mask=Everything()))
+    x, layout = torch.randn(1, 6, 8), Layout.unpadded(1, 6)
+    x[0, 4] = x[0, 1]
+    out = module(x, layout)
+    assert_close(out[0, 4], out[0, 1], 1e-6)
+    assert (out[0, 2] - out[0, 1]).abs().max() > 1e-2
+    shuffled = module(x[:, [3, 5, 0, 4, 2, 1]], layout)
+    assert_close(shuffled.mean(1), out.mean(1))
+    causal = attention(Node(2, 1, 4, mask=Causal()))
+    assert (causal(x, layout)[0, 4] - causal(x, layout)[0, 1]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(("head_dim", "scale"), [(16, 1.5), (4, 3.0)])
+def test_normalised_queries_and_keys_bound_the_scores(head_dim: int, scale: float) -> None:
+    """D24b: |score| <= sqrt(head_dim) * g^2, however large the input; reached where a query is its key."""
+    module = attention(Node(2, 2, head_dim, mask=Everything(), projections=Projections(norm=RMSNorm())))
+    module.key.weight.data = module.query.weight.data.clone()
+    for norm in (module.query_norm, module.key_norm):
+        torch.nn.init.constant_(norm.weight, scale)  # type: ignore[union-attr, arg-type]
+    taps = Taps(["scores"], ["scores"])
+    module(1000 * torch.randn(1, 7, 8), Layout.unpadded(1, 7), tap=taps)
+    bound = head_dim**0.5 * scale**2
+    assert float(taps["scores"].detach().abs().max()) == pytest.approx(bound, rel=1e-5)
+    assert_close(taps["scores"].diagonal(dim1=-2, dim2=-1), torch.full((1, 2, 7), bound))
+
+
 def test_weights_sum_to_one_where_something_is_visible() -> None:
     scores = torch.randn(2, 3, 5, 7).masked_fill(torch.rand(2, 3, 5, 7) < 0.4, float("-inf"))
     scores[0, 0, 0] = float("-inf")
@@ -97,6 +126,18 @@ def test_large_scores_do_not_overflow() -> None:
     """D7: the row's largest is subtracted first."""
     weights = normalise(torch.tensor([[[[1e4, 1e4, -1e4]]]]))
     assert weights.tolist() == [[[[0.5, 0.5, 0.0]]]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_are_scaled_and_normalised_in_fp32(dtype: torch.dtype) -> None:
+    """D7: products 8 and 9 times 0.3 are 2.4 and 2.7, which half precision does not have."""
+    q, k = torch.ones(1, 1, 1, 1, dtype=dtype), torch.tensor([8.0, 9, 9], dtype=dtype)[None, None, :, None]
+    taps = Taps(["scores", "weights"], ["scores", "weights"])
+    visible = torch.ones(1, 1, 3, dtype=torch.bool)
+    out = Reference().attend(q, k, torch.zeros_like(k), visible, Score(0.3), tap=taps)
+    assert taps["scores"].flatten().tolist() == pytest.approx([2.4, 2.7, 2.7], abs=1e-6)
+    assert taps["weights"].flatten().tolist() == pytest.approx([0.270291, 0.364855, 0.364855], abs=1e-6)
+    assert out.dtype == dtype
 
 
 def test_a_sink_takes_weight_and_gives_nothing() -> None:
@@ -188,3 +229,31 @@ def test_scores_that_cannot_be_run_are_refused_by_name(score: Any) -> None:
 def test_heads_that_cannot_share_evenly_are_refused() -> None:
     with pytest.raises(ConfigError, match="3 heads cannot share 2 key/value heads"):
         Attention(Node(3, 2, 4), 8)
+
+
+def test_a_sink_far_above_the_scores_takes_all_weight_and_keeps_gradients() -> None:
+    """The largest of scores and sink is what exponents are measured from: none overflows."""
+    scores = torch.tensor([-200.0, -201.0]).view(1, 1, 1, 2).requires_grad_()
+    sink = torch.zeros(1, requires_grad=True)
+    weights = normalise(scores, sink)
+    weights.sum().backward()
+    assert weights.flatten().tolist() == [0, 0]
+    assert scores.grad is not None and sink.grad is not None
+    assert scores.grad.isfinite().all() and sink.grad.isfinite().all()
+
+
+def test_queries_grow_before_they_meet_keys() -> None:
+    """Llama 4: the factor of a place, 1 + 0.2 ln(1 + floor((place + 1) / 3)), is in what is scored."""
+    plain = Node(2, 2, 4, mask=Causal())
+    grown = Attention(replace(plain, score=Score(query_scale=LogScale(3, 0.2))), 8)
+    for parameter in grown.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    module = Attention(plain, 8)
+    module.load_state_dict(grown.state_dict())
+    scores, x, layout = [], torch.randn(1, 7, 8), Layout.unpadded(1, 7)
+    for part in (grown, module):
+        taps = Taps("scores", ["scores"])
+        part(x, layout, tap=taps)
+        scores.append(taps["scores"].nan_to_num(neginf=0.0))
+    factors = [1 + 0.2 * math.log1p((place + 1) // 3) for place in range(7)]
+    assert_close(scores[0], scores[1] * torch.tensor(factors)[:, None])

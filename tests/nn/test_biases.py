@@ -70,6 +70,12 @@ def test_slopes_are_those_of_mpt_and_bloom(heads: int) -> None:
     assert torch.allclose(torch.tensor(spec.Alibi(16.0).slopes(heads)), steeper, rtol=1e-6, atol=0)
 
 
+def test_slopes_are_not_trained() -> None:
+    """D14: they are constants of the description; there is nothing to learn or to store."""
+    module = attention(spec.Alibi())
+    assert not list(module.position.parameters()) and not module.position.state_dict()
+
+
 def test_a_cached_query_is_penalised_from_where_it_stands() -> None:
     """Case P14: a query at 5 and slope .5: -2.5 ... 0, and a constant on the row changes no weight."""
     module = attention(spec.Alibi(), 8, 8)
@@ -356,3 +362,18 @@ def test_a_half_model_is_near_the_exact_one(name: str, dtype: torch.dtype) -> No
 
 def test_steps_count_the_starts_that_are_reached() -> None:
     assert steps((1, 2, 5, 5), torch.tensor([0, 1, 2, 4, 5, 9])).tolist() == [0, 1, 2, 2, 4, 4]
+
+
+def test_shaw_scales_its_keys_as_the_content_is_scaled() -> None:
+    """With a scale of its own: q . (k + key[distance]) times that, by a loop."""
+    node = spec.Attention(1, 1, 4, score=spec.Score(0.2), position=spec.Shaw(2, values=False))
+    module = Attention(node, 4)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    x, table = torch.randn(1, 5, 4), module.position.key.weight
+    q, k, v = module.query(x)[0], module.key(x)[0], module.value(x)[0]
+    rows = []
+    for i in range(5):
+        scores = torch.stack([0.2 * q[i] @ (k[j] + table[max(j - i, -2) + 2]) for j in range(i + 1)])
+        rows.append(scores.softmax(0) @ v[: i + 1])
+    assert_close(module(x, Layout.unpadded(1, 5))[0], module.output(torch.stack(rows)))

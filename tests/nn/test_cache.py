@@ -39,6 +39,27 @@ def test_chunks_of_any_size_equal_one_pass(chunk: int) -> None:
     assert_close(torch.cat(pieces, 1), model(ids))
 
 
+def test_any_place_to_cut_gives_the_whole() -> None:
+    """D27: every split of a text into a prompt and the rest."""
+    model, ids = random_model(SPEC), tokens(2, 12)
+    whole = model(ids)
+    for at in range(1, 12):
+        cache = ContiguousCache(SPEC.trunk, 2, 12)
+        assert_close(torch.cat([model(ids[:, :at], cache=cache), model(ids[:, at:], cache=cache)], 1), whole)
+
+
+def test_beams_that_both_come_of_one_parent_hold_its_keys() -> None:
+    """Case C1: A = [1, 2] and B = [1, 3], both survivors from B."""
+    model, cache = random_model(SPEC), ContiguousCache(SPEC.trunk, 2, 3)
+    model(torch.tensor([[1, 2], [1, 3]]), cache=cache)
+    before = {name: [tensor.clone() for tensor in held] for name, held in cache.layers.items()}
+    cache.select(torch.tensor([1, 1]))
+    for name, held in cache.layers.items():
+        for now, then in zip(held, before[name], strict=True):
+            assert torch.equal(now[0], then[1]) and torch.equal(now[1], then[1])
+            assert not torch.equal(now[0], then[0])
+
+
 def test_a_reset_cache_is_as_new() -> None:
     """Case C5: 5 tokens, reset, 3: length 3 and the result of a fresh cache."""
     model, ids = random_model(SPEC), tokens(1, 8)
@@ -159,6 +180,35 @@ def test_the_bytes_of_a_cache_are_those_the_description_counts() -> None:
     assert cache.bytes == 3 * SPEC.cache_bytes(10, bytes_per_value=4)
 
 
+@pytest.mark.parametrize("name", ["transformer-xl", "grouped", "latent", "gated-delta", "state-space"])
+def test_gradients_end_at_what_earlier_calls_left(name: str) -> None:
+    """D12: a memory is a constant. Segment by segment a model learns as from memories without a graph."""
+    model, ids = random_model(VARIANTS[name]), torch.arange(12)[None]
+    table = model.decoder.embedding.weight
+
+    def learned(graph: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        model.zero_grad()
+        cache = ContiguousCache(model.spec.trunk, 1, 12)
+        for segment in ids.split(4, dim=1)[:2]:
+            with torch.set_grad_enabled(graph):
+                out = model(segment, cache=cache)
+            if graph:
+                out.square().sum().backward()
+                model.zero_grad()
+        out = model(ids[:, 8:], cache=cache)
+        out.square().sum().backward()
+        return out, table.grad
+
+    (out, found), (expected, constant) = learned(True), learned(False)
+    assert torch.equal(out, expected) and torch.equal(found, constant)
+    assert found.abs().sum(-1).nonzero().flatten().tolist() == [8, 9, 10, 11]
+    model.zero_grad()
+    whole = model(ids)[:, 8:]
+    whole.square().sum().backward()
+    assert_close(out, whole)
+    assert table.grad.abs().sum(-1).nonzero().flatten().tolist() == list(range(12))
+
+
 # --- states and what is read --------------------------------------------------------------------
 
 
@@ -261,3 +311,16 @@ def test_what_lies_in_unused_slots_is_never_read() -> None:
     cache.truncate(4)
     poison(4)
     assert_close(model(ids[:, 4:], cache=cache), model(ids)[:, 4:])
+
+
+@HYBRIDS
+@torch.no_grad()
+def test_the_way_back_is_that_of_the_rows_as_they_stand_now(name: str) -> None:
+    """A rejected guess after beams have changed rows: each goes back to the state of its own text."""
+    model, ids, rows = random_model(VARIANTS[name]), tokens(2, 8), torch.tensor([1, 1, 0])
+    cache = ContiguousCache(model.spec.trunk, 2, 12)
+    model(ids[:, :4], cache=cache)
+    model(ids[:, 4:6], cache=cache)
+    cache.select(rows)
+    cache.truncate(4)
+    assert_close(model(ids[rows, 4:], cache=cache), model(ids[rows])[:, 4:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from qkv.spec import (
     CrossAttention as Node,
     Dense,
     Projections,
+    Score,
     Window,
     post_norm,
     pre_norm,
@@ -124,6 +126,18 @@ def test_the_encoder_runs_once_and_its_states_are_let_go() -> None:
     assert cache.bytes == kept + 2 * 6 * 2 * (2 * 2 * 6) * 4
 
 
+def test_gradients_reach_the_encoder_from_the_first_call_only() -> None:
+    """What a cache keeps of a source is a constant to later calls, as earlier tokens are."""
+    model = random_model(SPEC)
+    cache, tokens = ContiguousCache(SPEC.trunk, 1, 6), ids(1, 6)
+    for part, reached in ((slice(0, 4), True), (slice(4, 6), False)):
+        model.zero_grad()
+        out = model(tokens[:, part], **({"source": ids(1, 5)} if reached else {}), cache=cache)
+        out.square().sum().backward()
+        table = model.encoder.embedding.weight.grad
+        assert (table is not None and bool(table.abs().max() > 0)) is reached
+
+
 @torch.no_grad()
 def test_a_failed_first_call_leaves_no_source_behind() -> None:
     """After an error the cache is as before: the next call's own source is read."""
@@ -197,3 +211,19 @@ def test_an_encoder_alone_gives_states() -> None:
     plain = (out - norm.bias) / norm.weight
     assert plain.mean(-1).abs().max() < 1e-4
     assert_close(plain.var(-1, correction=0), torch.ones(2, 5), 1e-3)
+
+
+def test_a_sink_takes_weight_from_what_is_read() -> None:
+    """softmax over the scores and one more logit, of which the last has no value."""
+    node = Node(2, 2, 3, WIDTH, score=Score(sink=True))
+    module, x, states = (
+        filled(CrossAttention(node, WIDTH)),
+        torch.randn(1, 4, WIDTH),
+        torch.randn(1, 5, WIDTH),
+    )
+    layout = replace(Layout.unpadded(1, 4), source=Source(states, torch.arange(5)[None]))
+    query, key, value = module.as_queries(x), module.as_keys(states), module.as_values(states)
+    scores = query @ key.transpose(-1, -2) * 3**-0.5
+    sink = module.sink[None, :, None, None].expand(1, 2, 4, 1)
+    heads = torch.cat([scores, sink], -1).softmax(-1)[..., :-1] @ value
+    assert_close(module(x, layout), module.output(heads.transpose(1, 2).flatten(-2)))

@@ -151,3 +151,19 @@ def test_a_table_or_buckets_that_do_not_fit_are_refused() -> None:
         node = spec.Disentangled(RelativeTable(2 * buckets), max_distance=most, buckets=buckets)
         with pytest.raises(ConfigError, match="buckets do not divide distances"):
             Disentangled(node, 4, 1, 4)
+
+
+def test_heads_of_a_group_read_the_same_keys() -> None:
+    """Four heads over two key heads are four over four, each key head standing twice side by side."""
+    position = spec.Disentangled(RelativeTable(8), max_distance=4)
+    grouped, whole = (
+        Attention(spec.Attention(HEADS, kv, 4, position=position, mask=Everything()), WIDTH) for kv in (2, 4)
+    )
+    for parameter in grouped.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    state = grouped.state_dict()
+    for name in ("key.weight", "value.weight"):
+        state[name] = state[name].unflatten(0, (2, 4)).repeat_interleave(2, 0).flatten(0, 1)
+    whole.load_state_dict(state)
+    x, layout = torch.randn(2, 7, WIDTH), Layout.unpadded(2, 7)
+    assert_close(grouped(x, layout), whole(x, layout))

@@ -446,3 +446,9 @@ def test_the_balancing_bias_evens_a_lopsided_router() -> None:
         loads.append(int(chosen.sum((0, 1)).max()))
         module.router.balance.data = rebalanced(module.router.balance, chosen, whole(x), 0.01)
     assert loads[0] > 150 and loads[-1] < 100, (loads[0], loads[-1])
+
+
+def test_small_scores_are_normalised_like_large_ones() -> None:
+    """Two sigmoids near exp(-9) and exp(-10) weigh as e to 1."""
+    weights = route(Node(3, 2, EXPERT, Router("sigmoid")), [[-9.0, -10.0, -30.0]]).weights.flatten()
+    assert weights.tolist() == pytest.approx([math.e / (1 + math.e), 1 / (1 + math.e), 0], abs=1e-4)

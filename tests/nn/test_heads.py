@@ -256,3 +256,7 @@ def test_a_loss_over_further_tokens_reaches_the_whole_model(ahead: Transformer) 
     for name, parameter in ahead.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
     ahead.zero_grad()
+
+
+def test_the_mean_of_one_token_is_itself() -> None:
+    assert pool("mean", STATES, torch.tensor([[0, 1, 0, 0], [0, 0, 0, 1]])).tolist() == [[1, -6], [-5, 4]]

@@ -184,3 +184,11 @@ def test_a_final_norm_is_what_a_pre_norm_stack_lacks_without_one() -> None:
     states = random_model(model)(torch.arange(10)[None])
     assert torch.allclose(states.mean(-1), torch.zeros(1, 10), atol=1e-5)
     assert torch.allclose(states.square().mean(-1), torch.ones(1, 10), atol=1e-3)
+
+
+def test_scale_norm_reaches_down_to_its_bound() -> None:
+    """Rows longer than eps, if short, get one length; those below keep a part of it."""
+    module = build(spec.ScaleNorm(1e-2), 2)
+    nn.init.constant_(module.weight, 1.0)
+    x = torch.tensor([[0.03, 0.04], [0.003, 0.004]])
+    assert torch.allclose(module(x), torch.tensor([[0.6, 0.8], [0.3, 0.4]]))

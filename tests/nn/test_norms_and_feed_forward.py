@@ -56,11 +56,12 @@ def test_rms_norm_ignores_scale_but_not_shift() -> None:
     assert_close(both(7 * x + 3), both(x), 1e-4)
 
 
-def test_statistics_are_fp32() -> None:
-    """Squares of 300 overflow half precision; the norm does not."""
-    x = torch.full((1, 8), 300.0, dtype=torch.float16)
-    out = norm(spec.RMSNorm(), 8).half()(x)
-    assert out.dtype == torch.float16 and torch.allclose(out.float(), torch.ones(1, 8), atol=1e-3)
+@pytest.mark.parametrize("node", [spec.RMSNorm(), spec.RMSNorm(offset=1.0), spec.LayerNorm()], ids=str)
+def test_statistics_are_fp32(node: spec.Norm) -> None:
+    """D21: squares of 300 overflow half precision; the norm does not."""
+    x = torch.tensor([[300.0, -300.0] * 4], dtype=torch.float16)
+    out = norm(node, 8).half()(x)
+    assert out.dtype == torch.float16 and torch.allclose(out.float(), x.float() / 300, atol=1e-3)
 
 
 def test_llama_rounds_before_it_scales_and_gemma_after() -> None:

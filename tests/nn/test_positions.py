@@ -82,6 +82,32 @@ def test_only_the_leading_dimensions_turn_when_it_is_partial() -> None:
     assert_close(out[:4], turned(x[:4].tolist(), 7, spec.Rotary()))
 
 
+@pytest.mark.parametrize(
+    ("scaling", "squared"),
+    [
+        (spec.Yarn(4, 4096), 1.29648),
+        (spec.Yarn(8, 4096), 1.45913),
+        (spec.Yarn(16, 4096), 1.63139),
+        (spec.Yarn(32, 4096), 1.81326),
+        (spec.Yarn(40, 4096), 1.87385),
+        (spec.Yarn(40, 4096, mscale=1.0, mscale_all_dim=1.0), 1.0),
+        (spec.Yarn(128, 4096, attention_factor=1.4852), 2.2058),
+        (spec.LongRope((1.0,) * 8, (4.0,) * 8, 4096, 32.0), 1.416667),  # 1 + ln 32 / ln 4096
+    ],
+    ids=str,
+)
+def test_a_temperature_multiplies_queries_and_keys_and_so_scores_twice(
+    scaling: spec.Scaling, squared: float
+) -> None:
+    """D18, D18b, case P8: cosines and sines carry it, at every position, and scores its square."""
+    node, x = spec.Rotary(scaling=scaling), torch.randn(16)
+    for position in (0, 3000, 5000):
+        out = turned(x.tolist(), position, node)
+        assert float(out @ out / (x @ x)) == pytest.approx(squared, abs=2e-5)
+        partial = turned(x.tolist(), position, replace(node, dims=8)) if isinstance(scaling, spec.Yarn) else x
+        assert torch.equal(partial[8:], x[8:])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_angles_are_fp32_whatever_the_stream(dtype: torch.dtype) -> None:
     """Case P5: head size 32, position 1857, pair 1: angle 1044.26784, cosine .306693."""
@@ -93,6 +119,16 @@ def test_angles_are_fp32_whatever_the_stream(dtype: torch.dtype) -> None:
     x = torch.zeros(1, 1, 1, 32, dtype=dtype)
     x[..., 1] = 1
     assert float(rotary.turn(x, Layout(at, at), keys=False)[0, 0, 0, 1]) == pytest.approx(0.306693, abs=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("pairs", ["half", "interleaved"])
+def test_what_is_turned_is_rounded_once_and_last(pairs: str, dtype: torch.dtype) -> None:
+    """Case P5: also cosines, sines and their products are fp32."""
+    x, layout = torch.randn(2, 3, 7, 16).to(dtype), Layout.unpadded(2, 7)
+    rotary = Rotary(spec.Rotary(pairs=pairs), 16)  # type: ignore[arg-type]
+    exact = rotary.turn(x.float(), layout, keys=False)
+    assert torch.equal(rotary.turn(x, layout, keys=False), exact.to(dtype))
 
 
 def test_a_base_that_grows_with_the_call_does_not_stay_grown() -> None:
@@ -181,8 +217,6 @@ def test_sinusoids_have_constant_length_and_products_that_depend_on_distance() -
         along = products.diagonal(k)
         assert float(along.max() - along.min()) < 1e-4
         assert torch.allclose(products.diagonal(-k), along)
-    longest = 2 * math.pi * 10_000 ** (510 / 512)
-    assert longest == pytest.approx(60_611, abs=1)
 
 
 def test_the_two_sinusoid_layouts_hold_the_same_numbers() -> None:
@@ -213,6 +247,9 @@ def test_wavelengths_of_a_width_of_512(layout: str) -> None:
     assert slow[:2].tolist() == pytest.approx([1, 1], abs=1e-8)  # a quarter of 60,611 is 15,152.7
     assert slow[2] > 0 > slow[3]  # and half of it is 30,305.5
     assert float(quarter(torch.tensor([[3]]))[0, 0, first]) == pytest.approx(math.sin(3), abs=1e-6)
+    # far out too: an angle of 29,234 in fp32 would be off by a thousandth
+    second = quarter(torch.tensor([[30_305]]))[0, 0, 2 if layout == "interleaved" else 1]
+    assert float(second) == pytest.approx(math.sin(30_305 * 10_000 ** (-2 / 512)), abs=1e-6)
 
 
 # --- several axes -----------------------------------------------------------------------------
@@ -382,3 +419,36 @@ def test_the_table_of_a_model_for_2048_positions_has_2050_rows() -> None:
 def test_rotating_by_zero_changes_nothing() -> None:
     x = torch.randn(1, 2, 3, 4)
     assert torch.equal(rotate(x, torch.ones(1, 1, 3, 2), torch.zeros(1, 1, 3, 2)), x)
+
+
+def test_places_on_axes_go_where_their_rows_go() -> None:
+    """Rows of different images change places, and each text goes on behind its own image."""
+    model = random_model(of(attention(position=AXES)))
+    tokens, axes = torch.randint(0, VOCAB, (2, 5)), torch.randint(0, 9, (3, 2, 4))
+    axes[:, 1] += 20
+    cache = ContiguousCache(model.spec.trunk, 2, 5)
+    model(tokens[:, :4], layout=Layout.unpadded(2, 4).on_axes(axes), cache=cache)
+    cache.select(torch.tensor([1, 0]))
+    found = model(tokens[[1, 0], 4:], cache=cache)
+    for row in range(2):
+        alone = ContiguousCache(model.spec.trunk, 1, 5)
+        layout = Layout.unpadded(1, 4).on_axes(axes[:, row : row + 1])
+        model(tokens[row : row + 1, :4], layout=layout, cache=alone)
+        assert_close(found[1 - row], model(tokens[row : row + 1, 4:], cache=alone)[0])
+
+
+def test_long_factors_serve_what_is_longer_than_the_original() -> None:
+    """LongRoPE: at 8 tokens the short factors turn, at 9 the long ones, the first tokens too."""
+    scaling = spec.LongRope((1.0, 1.0), (2.0, 4.0), 8, 1.0)
+    module, x = Rotary(spec.Rotary(100.0, scaling=scaling), 4), torch.randn(1, 1, 9, 4)
+    for length, frequencies in ((8, [1.0, 0.1]), (9, [0.5, 0.025])):
+        layout = Layout.unpadded(1, length)
+        angles = torch.arange(length).float()[:, None] * torch.tensor(frequencies)
+        expected = rotate(x[:, :, :length], angles.cos(), angles.sin())
+        assert_close(module.turn(x[:, :, :length], layout, keys=False), expected)
+
+
+def test_a_sequence_is_at_least_as_long_as_what_is_held_of_it() -> None:
+    positions = torch.arange(5)[None]
+    assert Layout(positions, positions, total=torch.tensor([3])).lengths.tolist() == [[5]]
+    assert Layout(positions, positions, total=torch.tensor([9])).lengths.tolist() == [[9]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from qkv.errors import UnsupportedError
 from qkv.nn import Transformer
 from qkv.runtime import Interpreter, Kept, Lowered, Rows, lower
-from qkv.spec import Language, Model
+from qkv.spec import Attention, Gated, Language, Model, Projections, pre_norm
 from tests.matrix.variants import BIDIRECTIONAL, ENCODER_DECODERS, VARIANTS, VOCAB
 from tests.support import assert_close, random_model
 
@@ -18,8 +20,9 @@ LENGTH, SOURCE = 13, 9
 # Parts the operations do not have, by words that stand in the refusal
 REFUSED = (
     *("Dilated", "Strided", "Global", "Shaw", "RelativeSinusoidal", "Disentangled", "LatentAttention"),
-    *("GatedDelta", "StateSpace", "depends on the length", "grow with their position", "gated residual"),
-    *("ScaleNorm", "DyT", "choosing experts", "MultiToken", "TokenClass", "Span", "Gate", "Pool"),
+    *("GatedDelta", "StateSpace", "depends on the length", "Score.query_scale", "Sublayer.gate"),
+    *("ScaleNorm", "DyT", "Router.", "Experts.", "MultiToken", "TokenClass", "Span", "Gate", "Pool"),
+    *("Projections.value", "Branch.after", "BatchNorm"),
 )
 
 
@@ -143,6 +146,19 @@ def test_a_program_prints() -> None:
 def test_shared_parameters_are_read_under_one_name() -> None:
     tied = lower(VARIANTS["tied"]).main
     assert "head.weight" not in tied.weights and tied.weights[0] == "decoder.embedding.weight"
+
+
+def test_what_a_description_learns_later_is_refused_until_it_is_lowered() -> None:
+    """Every field of every node is read, or refused by its own name where it says something."""
+    model = VARIANTS["grouped"]
+    assert model.decoder is not None
+    first = model.decoder.layers[0]
+    attention = first.sublayers[0].branches[0].mixer
+    assert isinstance(attention, Attention)
+    changed = replace(attention, projections=Projections(value_scale=0.5))
+    layers = (pre_norm(changed, Gated("silu", 24)), *model.decoder.layers)
+    with pytest.raises(UnsupportedError, match=r"layers.0.attention: Projections.value_scale = 0.5 cannot"):
+        lower(replace(model, decoder=replace(model.decoder, layers=layers)))
 
 
 def test_what_is_not_expressed_is_named() -> None:

@@ -66,6 +66,16 @@ def test_cache_of_published_models_in_full_context() -> None:
     assert mistral.cache_bytes(4095) == 4095 * 131_072
 
 
+def test_cache_of_published_models_a_token() -> None:
+    """D31: 512, 128 and 320 KiB; DeepSeek-V3 68.6, and 3,904 if every head kept its own."""
+    kib = 1024
+    assert of.llama2().cache_bytes(1) == 512 * kib
+    assert of.llama().cache_bytes(1) == 128 * kib
+    assert of.llama(80, 8192, 64, 8, 128, 28672, 32000).cache_bytes(1) == 320 * kib
+    assert of.deepseek_v3().cache_bytes(1) == 61 * 576 * 2 == pytest.approx(68.6 * kib, rel=1e-3)
+    assert of_layers(*(Attention(128, 128, 128),) * 61).cache_bytes(1) == 3904 * kib
+
+
 def test_chunks_states_and_sources_have_caches_of_their_own() -> None:
     scout = of.llama4()
     per_token = 2 * 8 * 128 * 2

@@ -150,6 +150,14 @@ def test_published_counts_under_other_conventions(published: dict[str, dict[str,
     assert 2 * entry["L"] * expanded.cache_values(1, 0) == 2 * entry["kv_elems_expanded_hf"]
 
 
+def test_the_routing_biases_of_deepseek_count() -> None:
+    """671,026,419,200 with 256 values in each of 58 layers that transformers keeps as buffers."""
+    model = of.deepseek_v3()
+    biases = [t.size for name, t in model.weights().items() if name.endswith("router.balance")]
+    assert biases == [256] * 58 and sum(biases) == 14_848
+    assert model.parameters() == 671_026_419_200
+
+
 def test_an_input_table_the_head_multiplies_by_always_counts() -> None:
     """`embedding=False` leaves out a table that is only looked up."""
     assert of.gpt2().parameters(embedding=False) == of.gpt2().parameters()

@@ -153,6 +153,12 @@ def test_yarn_bounds_are_clamped() -> None:
     assert not kept[5:].any()
 
 
+def test_a_yarn_ramp_of_no_length_is_a_step() -> None:
+    """D18: high += .001 where both ends are equal, as at a length below one turn."""
+    assert Yarn(4, 6).bounds(1e4, 16) == (0, 0)
+    assert Yarn(4, 6).kept(1e4, 16).tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+
+
 def test_yarn_small() -> None:
     scaling = Yarn(4, 2048)
     assert np.allclose(scaling.kept(1e4, 8), [1, 1, 0.5, 0])
@@ -222,6 +228,7 @@ def test_mscales_of_deepseek() -> None:
     assert Yarn(40, 4096, mscale=1.0, mscale_all_dim=1.0).temperature() == 1.0
     assert 192**-0.5 * mscale(40, 1.0) ** 2 == pytest.approx(0.1352338, abs=5e-8)
     assert Yarn(40, 4096, mscale=0.707).temperature() == mscale(40)  # one alone counts for nothing
+    assert Yarn(40, 4096, mscale=0.0, mscale_all_dim=1.0).temperature() == mscale(40)  # nor does a zero
     both = Yarn(40, 4096, mscale=0.707, mscale_all_dim=1.0)
     assert both.temperature() == pytest.approx((0.0707 * math.log(40) + 1) / 1.36889, abs=1e-5)
     assert mscale(1) == mscale(0.5) == 1.0

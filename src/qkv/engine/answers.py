@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from qkv.engine.beams import Beams, BeamSearch, Hypothesis
 from qkv.engine.logprobs import Logprobs
-from qkv.engine.processors import Processor, Rules
+from qkv.engine.processors import NONE_LEFT, Processor, Rules
 from qkv.engine.requests import Completion, Request, start_token
 from qkv.engine.sampling import Sampler
 from qkv.errors import RequestError, TokenizerError
@@ -173,6 +173,8 @@ class Search:
         except RequestError as problem:
             return self.fail(live[0], problem)
         totals = np.stack([found.scores for found in self.found])
+        if not self.beams.ended and not np.isfinite(totals.max()):
+            return self.fail(live[0], RequestError(NONE_LEFT))
         moves = self.beams.step(totals)
         self.moves = [*moves, *[None] * (len(self.moves) - len(moves))]
         self.finished = not moves

@@ -15,6 +15,7 @@ from qkv.errors import RequestError
 from qkv.generation_config import token_ids
 
 Scores = NDArray[np.float64]
+NONE_LEFT = "Of all tokens none is left to choose: logit_bias or the model forbids each."
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,10 @@ class Processor:
         self.bias = np.fromiter(sampling.logit_bias.values(), np.float64)
 
     def __call__(self, logits: np.ndarray, answer: Sequence[int]) -> Scores:
-        """fp64. Raises RequestError where the logits are not numbers or no token is left."""
+        """fp64. Raises RequestError where the logits are not numbers or no token is left.
+
+        In a search none may be left: that beam goes no further, and others may.
+        """
         scores = np.array(logits, np.float64)
         if np.isnan(scores).any() or not np.isfinite(scores.max()):
             raise RequestError("The model's logits are not numbers; its weights or its type overflow.")
@@ -89,8 +93,8 @@ class Processor:
         if asked.frequency_penalty or asked.presence_penalty:
             scores = counted(answer, asked.frequency_penalty, asked.presence_penalty, scores)
         scores = self.ruled(scores, answer)
-        if not np.isfinite(scores.max()):
-            raise RequestError("Of all tokens none is left to choose: logit_bias or the model forbids each.")
+        if not self.search and not np.isfinite(scores.max()):
+            raise RequestError(NONE_LEFT)
         return scores
 
     def ruled(self, scores: Scores, answer: Sequence[int]) -> Scores:
@@ -106,8 +110,8 @@ class Processor:
             forbidden += rules.never_first
         if rules.ngram:
             forbidden += would_repeat([*self.prompt, *answer], rules.ngram)
-        if forbidden:
-            scores[forbidden] = -np.inf
+        # the files may name tokens that the model does not have, and never gives
+        scores[[token for token in forbidden if token < len(scores)]] = -np.inf
         return scores
 
 

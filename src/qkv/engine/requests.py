@@ -11,7 +11,7 @@ from qkv.engine.beams import BeamSearch
 from qkv.engine.logprobs import Kind
 from qkv.engine.sampling import GREEDY, Asked, Sampling
 from qkv.errors import ConfigError, RequestError
-from qkv.generation_config import SAMPLES, Bounds
+from qkv.generation_config import NAME as GENERATION, SAMPLES, Bounds, token_ids as forced_ids
 from qkv.loading import Loaded
 from qkv.spec import Language, Learned, Stack, Tokens
 from qkv.text import StopStrings, Tokenizer
@@ -185,7 +185,10 @@ def check(request: Request, loaded: Loaded) -> None:
     StopStrings(request.stop)  # refuses what is no text
     if request.stop and loaded.tokenizer is None:
         raise RequestError("Stop texts need a tokenizer, and this source has none.")
+    if not isinstance(request.ignore_eos, bool):
+        raise RequestError(f"ignore_eos is {request.ignore_eos!r}; it must be true or false.")
     _check_answers(request, loaded)
+    _check_forced(loaded)
 
 
 def _check_tokens(request: Request, loaded: Loaded) -> None:
@@ -220,14 +223,14 @@ def _check_lengths(request: Request, loaded: Loaded) -> None:
 
 
 def _check_answers(request: Request, loaded: Loaded) -> None:
-    n, beams, head = request.n, request.beams, loaded.model.spec.head
+    n, beams = request.n, request.beams
     if not SAMPLES.hold(n):
         raise RequestError(f"n is {n!r}; it must be {SAMPLES}.")
     if beams is not None and n > beams.width:
         raise RequestError(f"n is {n} and beams {beams.width}: a search gives at most as many as its beams.")
     if request.logprobs not in ("raw", "processed"):
         raise RequestError(f'logprobs is {request.logprobs!r}; it must be "raw" or "processed".')
-    vocab = head.vocab if isinstance(head, Language) else loaded.vocab
+    vocab = _answered(loaded)
     if not Bounds(Integral, 0, vocab).hold(request.top_logprobs):
         raise RequestError(
             f"top_logprobs is {request.top_logprobs!r}; it must be a whole number from 0 to {vocab:,}, "
@@ -236,6 +239,24 @@ def _check_answers(request: Request, loaded: Loaded) -> None:
     for token in request.sampling.logit_bias:
         if token >= vocab:
             raise RequestError(f"logit_bias names token {token}, outside the vocabulary of {vocab:,}.")
+
+
+def _check_forced(loaded: Loaded) -> None:
+    """Raises ConfigError for a token that the files force and the model does not have."""
+    vocab = _answered(loaded)
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        for token in forced_ids(loaded.generation, name):
+            if token >= vocab:
+                raise ConfigError(
+                    f"{GENERATION}: {name} is {token}; it must be a token id below {vocab:,}. "
+                    f'Pass ignore=("{name}",) to load without it.'
+                )
+
+
+def _answered(loaded: Loaded) -> int:
+    """How many tokens the head chooses from."""
+    head = loaded.model.spec.head
+    return head.vocab if isinstance(head, Language) else loaded.vocab
 
 
 def _table(stack: Stack) -> int | None:

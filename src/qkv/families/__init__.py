@@ -13,6 +13,7 @@ from typing import Any
 
 from qkv.errors import ConfigError
 from qkv.families import gguf
+from qkv.families.architectures import ARCHITECTURES, whole_norms
 from qkv.families.config import Config, Record, shown
 from qkv.families.family import Description, Family
 
@@ -33,7 +34,9 @@ FILES = {
     "deberta-v2": "deberta",
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
+    "deepseek_v32": "deepseek",
     "kimi_k2": "deepseek",
+    "kimi_k25": "kimi_k25",
     "distilbert": "distilbert",
     "electra": "electra",
     "falcon": "falcon",
@@ -41,22 +44,31 @@ FILES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
+    "gemma4": "gemma4",
+    "gemma4_text": "gemma4",
     "glm4": "glm4",
+    "glm_moe_dsa": "deepseek",
     "gpt2": "gpt2",
+    "gpt_bigcode": "gpt_bigcode",
     "gpt_neox": "gpt_neox",
     "gpt_oss": "gpt_oss",
     "gptj": "gptj",
     "llama": "llama",
     "mistral": "llama",
+    "ministral3": "mistral3",
+    "mistral3": "mistral3",
+    "internlm": "llama",
     "smollm3": "llama",
     "granite": "llama",
     "llama4": "llama4",
     "llama4_text": "llama4",
     "llava": "llava",
+    "minimax_m2": "minimax_m2",
     "mixtral": "mixtral",
     "modernbert": "modernbert",
     "mpt": "mpt",
     "mt5": "mt5",
+    "nemotron_h": "nemotron_h",
     "nomic_bert": "nomic_bert",
     "olmo": "olmo",
     "olmo2": "olmo2",
@@ -66,12 +78,20 @@ FILES = {
     "phi3": "phi3",
     "qwen2": "qwen2",
     "mimo": "qwen2",
+    "mimo_v2_flash": "mimo_v2_flash",
     "qwen2_moe": "qwen2_moe",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5",
+    "qwen3_5_text": "qwen3_5",
     "qwen3_next": "qwen3_next",
     "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl",
     "roberta": "roberta",
+    "camembert": "roberta",
+    "xlm-roberta": "roberta",
     "siglip": "siglip",
     "siglip_text_model": "siglip",
     "siglip_vision_model": "siglip",
@@ -129,9 +149,13 @@ def describe_gguf(
 ) -> Description:
     """From the metadata and tensors of a GGUF file; `record` as for `describe`."""
     kind = gguf.architecture(metadata, where)
-    family = family_of(kind, where)
-    found = family.describe(gguf.configuration(metadata, tensors, where, ignore, record))
-    weights = gguf.WEIGHTS if kind in gguf.LOADABLE else {}
+    told = gguf.known(kind)
+    found = family_of(told.family, where).describe(
+        gguf.configuration(metadata, tensors, where, ignore, record)
+    )
+    if told.whole_norms:
+        found = replace(found, model=whole_norms(found.model))
+    weights = told.weights(found.model.trunk.width) if kind in ARCHITECTURES else {}
     return replace(found, weights=weights, irrelevant=gguf.IRRELEVANT, prefix="", copies={}, older={})
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from qkv.errors import ConfigError
 from qkv.families.config import Config, shown
@@ -50,7 +51,7 @@ def describe(config: Config) -> Description:
 
 def _text(config: Config) -> Description:
     size, norm = sizes(config), offset_norm(config)
-    local = _local_rotation(config)
+    local = local_rotation(config)
     mixer = attention(config, size)
     mixer = replace(
         mixer,
@@ -78,20 +79,21 @@ def _text(config: Config) -> Description:
     return found.named(names({**SANDWICH, **QUERY_KEY_NORMS}, stack), "model.")
 
 
-def _local_rotation(config: Config) -> Config:
+def local_rotation(config: Config) -> Config:
     """The keys of the rotation in layers with a window; those that stay are of the other layers.
 
     One spelling has an object for each kind of layer, the other two bases and a scaling that holds
     for the layers without a window.
     """
-    own = {"rope_theta": config.positive("rope_local_base_freq", 10_000.0)}
+    own: dict[str, Any] = {"rope_theta": config.positive("rope_local_base_freq", 10_000.0)}
+    own["partial_rotary_factor"] = config.peek("partial_rotary_factor")
     kinds = config.inside("rope_parameters")
     if kinds is not None:
         own["rope_parameters"] = kinds.take("sliding_attention", dict, {})
         config.put("rope_parameters", kinds.take("full_attention", dict, {}))
         kinds.finish()
     called = {"rope_parameters": "rope_parameters.sliding_attention"}
-    return config.again(own, called=called, made=("rope_theta",))
+    return config.again(own, called=called, made=("rope_theta", "partial_rotary_factor"))
 
 
 def _sliding(config: Config, depth: int) -> Sequence[bool]:
@@ -106,10 +108,7 @@ def _around(keys: int, context: int) -> Mask:
 
 
 def _seeing(config: Config) -> Description:
-    """The text model, and the tower whose rows take the places of an image's tokens.
-
-    Not described: the tokens of one image see one another both ways.
-    """
+    """The text model, and the tower whose rows take the places of an image's tokens."""
     text = nested(config, "text_config", TEXT)
     text.put("architectures", config.take("architectures", list, None))
     text.put("tie_word_embeddings", config.take("tie_word_embeddings", bool, True))
@@ -143,7 +142,7 @@ def _tower(config: Config, width: int) -> Tower:
     vision.finish()
     projector = Projector((Project(width, bias=False),), RMSNorm(eps, offset=1.0), pool=side**2 // rows)
     token = config.take("image_token_index", int, config.take("image_token_id", int, 262_144))
-    return Tower(stack, Replace(token), projector)
+    return Tower(stack, Replace(token, both_ways=True), projector)
 
 
 TEXT = {

@@ -1,8 +1,4 @@
-"""GGUF files: their metadata as a configuration, and their own names for tensors.
-
-llama.cpp names keys and tensors alike for every architecture, so one table serves all families;
-what differs is how rows of queries and keys are paired, which the file's architecture decides.
-"""
+"""GGUF files: their metadata as the configuration that a family reads."""
 
 from __future__ import annotations
 
@@ -12,47 +8,12 @@ from typing import Any
 import numpy as np
 
 from qkv.errors import ConfigError
+from qkv.families.architectures import ARCHITECTURES, KEYS, Architecture
 from qkv.families.config import Config, Record, shown
-from qkv.families.weights import layer_names
 from qkv.spec.rotary import mscale
 
-KEYS = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.sliding_window": "sliding_window",
-    "rope.freq_base": "rope_theta",
-    "vocab_size": "vocab_size",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "attention.scale": "attention_multiplier",
-    "logit_scale": "logits_scaling",
-}
-PARTS = {
-    "attention_before": "attn_norm",
-    "attention.query": "attn_q",
-    "attention.key": "attn_k",
-    "attention.value": "attn_v",
-    "attention.output": "attn_output",
-    "feed_forward_before": "ffn_norm",
-    "feed_forward.gate": "ffn_gate",
-    "feed_forward.up": "ffn_up",
-    "feed_forward.down": "ffn_down",
-}
-WEIGHTS = {
-    "decoder.embedding.weight": "token_embd.weight",
-    **layer_names("blk.{layer}", PARTS),
-    "decoder.norm.weight": "output_norm.weight",
-    "head.weight": "output.weight",
-}
-IRRELEVANT = ("rope_freqs.weight",)  # read as part of the configuration
-# architectures whose tensors are known here; their files keep the pairs of a rotation side by side
-LOADABLE = frozenset({"llama", "mistral", "smollm3", "granite"})
+# read as part of the configuration
+IRRELEVANT = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # about the file, the tokenizer, or how it was made
 OUTSIDE = ("general.", "tokenizer.", "split.", "quantize.", "GGUF.", "imatrix.", "mradermacher.")
 # values with which a key says nothing
@@ -63,8 +24,6 @@ NEUTRAL = {
     "expert_used_count": 0,
     "rope.scaling.attn_factor": 1.0,
 }
-# what llama.cpp knows by the architecture's name, and files therefore do not say
-UNSAID = {"smollm3": {"no_rope_layer_interval": 4}}
 
 
 def architecture(metadata: Mapping[str, Any], where: str) -> str:
@@ -72,6 +31,16 @@ def architecture(metadata: Mapping[str, Any], where: str) -> str:
     if not isinstance(name, str):
         raise ConfigError(f"{where}: general.architecture is missing.")
     return name
+
+
+def known(kind: str) -> Architecture:
+    """What is known of an architecture; of others, that a model type may be called the same."""
+    return ARCHITECTURES.get(kind) or Architecture(family=kind)
+
+
+def names(kind: str) -> dict[str, str]:
+    """The file's names of keys, and those of a config.json."""
+    return {f"{kind}.{theirs}": ours for theirs, ours in {**KEYS, **known(kind).keys}.items()}
 
 
 def configuration(
@@ -87,23 +56,32 @@ def configuration(
     an output matrix of its own, a divisor for each rotary pair. `tensors` are StoredTensor by name.
     """
     kind = architecture(metadata, where)
+    told, called_by_file = known(kind), names(kind)
     prefix = f"{kind}."
-    names = {f"{prefix}{theirs}": ours for theirs, ours in KEYS.items()}
     data = {
-        names.get(key, key if "." in key else f"{key} (outside {prefix})"): _plain(value)
+        called_by_file.get(key, key if "." in key else f"{key} (outside {prefix})"): _plain(value)
         for key, value in metadata.items()
         if not key.startswith(OUTSIDE) and not _says_nothing(key.removeprefix(prefix), value)
     }
-    called = {ours: theirs for theirs, ours in names.items()}
+    called = {ours: theirs for theirs, ours in called_by_file.items()}
     called |= {
         "rope_scaling": f"{prefix}rope.scaling",
         "rotary_dim": f"{prefix}rope.dimension_count",
         "divisors": "rope_freqs.weight",
+        "long_factor": "rope_factors_long.weight",
+        "short_factor": "rope_factors_short.weight",
     }
-    data |= {"model_type": kind, **UNSAID.get(kind, {})}
+    data |= {"model_type": told.family}
     config = Config(data, where, ignore, called, record)
+    for key, value in told.unsaid.items():
+        if called.get(key) not in metadata:
+            config.put(key, value)
+    if told.interleaved:
+        config.put("rope_interleaved", True)
+    if told.complete is not None:
+        told.complete(config)
     _read_rotation(config, tensors, prefix)
-    _read_tensors(config, tensors)
+    _read_tensors(config, tensors, told)
     return config
 
 
@@ -116,18 +94,17 @@ def _says_nothing(key: str, value: Any) -> bool:
     return key in NEUTRAL and isinstance(value, int | float) and value == NEUTRAL[key]
 
 
-def _read_tensors(config: Config, tensors: Mapping[str, Any]) -> None:
+def _read_tensors(config: Config, tensors: Mapping[str, Any], told: Architecture) -> None:
     embedding = tensors.get("token_embd.weight")
     if embedding is not None and embedding.shape and "vocab_size" not in config:
         config.put("vocab_size", embedding.shape[0])
     config.put("tie_word_embeddings", "output.weight" not in tensors)
-    config.put("attention_bias", "blk.0.attn_output.bias" in tensors)
-    config.put("mlp_bias", "blk.0.ffn_down.bias" in tensors)
+    for key, tensor in told.biases.items():
+        config.put(key, tensor in tensors)
 
 
 def _read_rotation(config: Config, tensors: Mapping[str, Any], prefix: str) -> None:
-    """Pairing, rotated dimensions and scaling, under the names of a config.json."""
-    config.put("rope_interleaved", config.peek("model_type") in LOADABLE)
+    """Rotated dimensions and scaling, under the names of a config.json."""
     dims = config.take(f"{prefix}rope.dimension_count", int, None)
     if dims is not None:
         config.put("rotary_dim", dims)
@@ -139,25 +116,41 @@ def _read_rotation(config: Config, tensors: Mapping[str, Any], prefix: str) -> N
             f"{config.at(f'{prefix}attention.value_length')} is {value_dim:,} and keys have {head_dim:,}; "
             "for this kind of model both must be the same."
         )
-    scaling, divisors = _scaling(config, prefix), tensors.get("rope_freqs.weight")
-    if divisors is not None and scaling:
+    original = config.take(f"{prefix}rope.scaling.original_context_length", int, None)
+    scaling, divisors = _scaling(config, prefix, original), _divisors(tensors)
+    if divisors and scaling:
         raise ConfigError(
-            f"{config.where} has both rope_freqs.weight and {prefix}rope.scaling.type "
+            f"{config.where} has both {' and '.join(divisors)} and {prefix}rope.scaling.type "
             f"{shown(scaling['type'])}; only one of them can hold."
         )
-    if divisors is not None:
-        values = [float(divisor) for divisor in divisors.decode().reshape(-1)]
-        scaling = {"type": "divided", "divisors": values}
+    if "rope_freqs.weight" in divisors:
+        scaling = {"type": "divided", "divisors": divisors["rope_freqs.weight"]}
+    elif divisors:
+        scaling = {
+            "type": "longrope",
+            "long_factor": divisors.get("rope_factors_long.weight"),
+            "short_factor": divisors.get("rope_factors_short.weight"),
+            "original_max_position_embeddings": original,
+            "attention_factor": config.take(f"{prefix}rope.scaling.attn_factor", float, None),
+        }
     if scaling:
         config.put("rope_scaling", scaling)
 
 
-def _scaling(config: Config, prefix: str) -> dict[str, Any]:
+def _divisors(tensors: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Numbers that each rotary pair's frequency is divided by, by the tensors that hold them."""
+    return {
+        name: [float(divisor) for divisor in tensors[name].decode().reshape(-1)]
+        for name in IRRELEVANT
+        if name in tensors
+    }
+
+
+def _scaling(config: Config, prefix: str, original: int | None) -> dict[str, Any]:
     """The scaling as a config.json has it, {} for none; keys that its kind has no use for stay untaken."""
     at = f"{prefix}rope.scaling."
     factor = config.take(f"{at}factor", float, None) or config.take(f"{prefix}rope.scale_linear", float, None)
     kind = config.take(f"{at}type", str, "linear" if factor else "none")
-    original = config.take(f"{at}original_context_length", int, None)
     config.discard(f"{at}finetuned")
     if kind == "none":
         return {}

@@ -1,7 +1,7 @@
 """Llama, Mistral and what is built like them: pre-norm, rotary, grouped heads, gated feed-forward.
 
 Touvron et al. 2023 (Llama), Jiang et al. 2023 (Mistral: a window), Hugging Face's SmolLM3 (some
-layers without positions) and IBM's Granite (fixed multipliers).
+layers without positions), IBM's Granite (fixed multipliers) and InternLM's first (biases).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ MOST_LAYERS = 4096
 
 
 def describe(config: Config) -> Description:
-    """From a configuration of model type llama, mistral, smollm3 or granite."""
+    """From a configuration of a model type in `FAMILY`."""
     width, vocab = config.size("hidden_size"), config.size("vocab_size")
     depth = config.size("num_hidden_layers", most=MOST_LAYERS)
     context = config.size("max_position_embeddings", 2048, most=MOST_POSITIONS)
@@ -120,13 +120,14 @@ def _attention(config: Config, width: int, context: int) -> Attention:
             f"{config.at('num_attention_heads')} {heads:,} is no multiple of "
             f"num_key_value_heads {kv_heads:,}."
         )
+    biased = config.take("attention_bias", bool, False) or config.take("bias", bool, False)
     return Attention(
         heads,
         kv_heads,
         head_dim,
         score=Score(config.take("attention_multiplier", float, None)),
         position=rotary(config, head_dim, context),
-        projections=Projections(bias="qkvo" if config.take("attention_bias", bool, False) else ""),
+        projections=Projections(bias="qkvo" if biased else ""),
     )
 
 
@@ -163,7 +164,7 @@ def _rotated_layers(config: Config, depth: int) -> list[bool]:
 
 
 FAMILY = Family(
-    types=("llama", "mistral", "smollm3", "granite"),
+    types=("llama", "mistral", "smollm3", "granite", "internlm"),
     describe=describe,
     defaults={
         "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
@@ -176,10 +177,12 @@ FAMILY = Family(
             "tie_word_embeddings": True,
         },
         "granite": {"attention_multiplier": 1.0},
+        "internlm": {"bias": True},
     },
     own={
         "llama": frozenset({"rope_interleaved"}),
         "mistral": frozenset({"sliding_window"}),
+        "internlm": frozenset({"bias"}),
         "smollm3": frozenset(
             {
                 *("sliding_window", "use_sliding_window", "max_window_layers"),

@@ -5,6 +5,7 @@ Yang et al. 2024 (gated delta rule).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from qkv.errors import ConfigError
@@ -13,47 +14,58 @@ from qkv.families.decoder_parts import expected
 from qkv.families.family import Description, Family
 from qkv.families.llama import EXPERTS, QUERY_KEY_NORMS, names
 from qkv.families.qwen2_moe import SHARED
-from qkv.families.rotary_decoders import attention, decoder, extended, mixed_feed_forwards, sizes
+from qkv.families.rotary_decoders import Sizes, attention, decoder, extended, mixed_feed_forwards, sizes
 from qkv.families.weights import Place, Table, fused
-from qkv.spec import GatedDelta, Projections, RMSNorm, pre_norm
+from qkv.spec import Attention, GatedDelta, Layer, Projections, RMSNorm, pre_norm
 
 LAYER_TYPES = {"linear_attention": False, "full_attention": True}
 
 
 def describe(config: Config) -> Description:
     """From a configuration of model type qwen3_next."""
-    size, eps = sizes(config), config.positive("rms_norm_eps", 1e-6)
-    norm = RMSNorm(eps, offset=1.0)
+    size = sizes(config)
     mixer = attention(config, size)
-    mixer = replace(mixer, projections=Projections(norm=norm, gate="sigmoid"))
     size = extended(config, size, mixer.position)
-    # a bias on the gate is not described; the state's gate keeps silu whatever hidden_act says
-    expected(config, attention_bias=False, hidden_act="silu", use_sliding_window=False)
-    delta = _delta(config, RMSNorm(eps))
-    every = config.size("full_attention_interval", 4)
-    full = config.each("layer_types", LAYER_TYPES, size.depth, "layers")
-    full = full or [(i + 1) % every == 0 for i in range(size.depth)]
-    layers = (
-        pre_norm(mixer if attends else delta, feed_forward, norm=norm)
-        for attends, feed_forward in zip(full, mixed_feed_forwards(config, size.depth), strict=True)
-    )
+    layers, norm, delta = hybrid(config, size, mixer)
     found = decoder(config, size, layers, norm, irrelevant=("mtp.*",))
-    return found.named(_names(mixer.heads, delta), "model.")
-
-
-def _names(heads: int, delta: GatedDelta) -> Table:
-    parts: dict[str, str | Place] = {
-        **QUERY_KEY_NORMS,
-        # of each head its query and its gate
-        **fused("self_attn.q_proj", "attention.query", "attention.gate", groups=heads),
-        "mixer_before": "input_layernorm",
-        # of each key head what belongs to it
+    # of each key head what belongs to it
+    maps = {
         **fused(
             "linear_attn.in_proj_qkvz",
             *("mixer.query", "mixer.key", "mixer.value", "mixer.gate"),
             groups=delta.key_heads,
         ),
         **fused("linear_attn.in_proj_ba", "mixer.beta", "mixer.decay", groups=delta.key_heads),
+    }
+    return found.named(table(mixer.heads, delta, maps), "model.")
+
+
+def hybrid(config: Config, size: Sizes, mixer: Attention) -> tuple[list[Layer], RMSNorm, GatedDelta]:
+    """The layers, and their norm: `mixer`, gated, in every fourth or where the file says, else a state."""
+    eps = config.positive("rms_norm_eps", 1e-6)
+    norm = RMSNorm(eps, offset=1.0)
+    mixer = replace(mixer, projections=Projections(norm=norm, gate="sigmoid"))
+    # a bias on the gate is not described; the state's gate keeps silu whatever hidden_act says
+    expected(config, attention_bias=False, hidden_act="silu", use_sliding_window=False)
+    delta = _delta(config, RMSNorm(eps))
+    every = config.size("full_attention_interval", 4)
+    full = config.each("layer_types", LAYER_TYPES, size.depth, "layers")
+    full = full or [(i + 1) % every == 0 for i in range(size.depth)]
+    layers = [
+        pre_norm(mixer if attends else delta, feed_forward, norm=norm)
+        for attends, feed_forward in zip(full, mixed_feed_forwards(config, size.depth), strict=True)
+    ]
+    return layers, norm, delta
+
+
+def table(heads: int, delta: GatedDelta, maps: Mapping[str, str | Place]) -> Table:
+    """`maps` are those that a state's queries, keys, values, gate, step and decay are made by."""
+    parts: dict[str, str | Place] = {
+        **QUERY_KEY_NORMS,
+        # of each head its query and its gate
+        **fused("self_attn.q_proj", "attention.query", "attention.gate", groups=heads),
+        "mixer_before": "input_layernorm",
+        **maps,
         "mixer.convolution": Place("linear_attn.conv1d", shape=(delta.channels, 1, delta.convolution)),
         "mixer.norm": "linear_attn.norm",
         "mixer.output": "linear_attn.out_proj",

@@ -1,4 +1,6 @@
-"""Qwen3-VL: Qwen3 over text, images and films, with positions in time, height and width. Qwen team 2025.
+"""Qwen3-VL, dense and with experts: Qwen3 over text, images and films. Qwen team 2025.
+
+Its positions are in time, height and width.
 
 Not known: what the decoder's first layers add from inside the vision model (deepstack). Without an
 image this is the whole model; with one its description is short of those maps.
@@ -7,6 +9,8 @@ image this is the whole model; with one its description is short of those maps.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from qkv.errors import ConfigError
@@ -16,12 +20,12 @@ from qkv.families.family import Description, Family
 from qkv.families.heads import head_among
 from qkv.families.pairs import nested
 from qkv.families.positions import rotary
+from qkv.families.rotary_decoders import mixed_feed_forwards
 from qkv.spec import (
     Attention,
     Axes,
     Dense,
     Everything,
-    Gated,
     Language,
     LayerNorm,
     Learned,
@@ -50,6 +54,17 @@ TEXT = {
     "hidden_act": "silu",
     "max_position_embeddings": 128_000,
 }
+EXPERTS = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": True,  # the class does it whatever the file says
+}
 VISION = {
     "depth": 27,
     "hidden_size": 1152,
@@ -69,11 +84,17 @@ IRRELEVANT = ("*visual.deepstack_merger_list.*",)
 
 
 def describe(config: Config) -> Description:
-    """From a configuration of model type qwen3_vl."""
-    text = nested(config, "text_config", TEXT)
+    """From a configuration of model type qwen3_vl or qwen3_vl_moe."""
+    routed = str(config.peek("model_type")).endswith("_moe")
+    text = nested(config, "text_config", {**TEXT, **EXPERTS} if routed else TEXT)
     tied = config.take("tie_word_embeddings", bool, False) or text.peek("tie_word_embeddings") is True
     text.discard("tie_word_embeddings")
     decoder, context = _decoder(text, tied)
+    return seeing(config, text, decoder, context)
+
+
+def seeing(config: Config, text: Config, decoder: Stack, context: int) -> Description:
+    """The whole model, around the decoder that was read from `text`."""
     text.finish()
     vision = nested(config, "vision_config", VISION)
     tower = _tower(vision, config.take("image_token_id", int, 151655), decoder.width)
@@ -103,17 +124,21 @@ def _decoder(config: Config, tied: bool) -> tuple[Stack, int]:
         heads,
         kv_heads,
         head_dim,
-        position=_three_axes(config, head_dim, context),
+        position=three_axes(config, head_dim, context, SECTIONS, 500_000.0),
         projections=Projections("qkvo" if config.take("attention_bias", bool, False) else "", norm=norm),
     )
-    gated = Gated(config.choice("hidden_act", ACTIVATIONS, "silu"), config.size("intermediate_size"))
     depth = config.size("num_hidden_layers", most=MOST_LAYERS)
+    feed_forwards = mixed_feed_forwards(config, depth)
     tokens = Tokens(config.size("vocab_size"), width, shared="tokens" if tied else None)
-    return Stack(tokens, (pre_norm(attention, gated, norm=norm),) * depth, norm), context
+    layers = tuple(pre_norm(attention, feed_forward, norm=norm) for feed_forward in feed_forwards)
+    return Stack(tokens, layers, norm), context
 
 
-def _three_axes(config: Config, head_dim: int, context: int) -> Rotary:
-    """Pairs alternate between time, height and width; how many are of each stands beside the scaling."""
+def three_axes(config: Config, head_dim: int, context: int, divided: Sequence[int], theta: float) -> Rotary:
+    """Pairs alternate between time, height and width; how many are of each stands beside the scaling.
+
+    `divided` and `theta` hold where the file does not say.
+    """
     sections: Any = None
     for key in ("rope_scaling", "rope_parameters"):
         found = config.take(key, dict, None)
@@ -121,21 +146,16 @@ def _three_axes(config: Config, head_dim: int, context: int) -> Rotary:
             sections = found.get("mrope_section", sections)
             mine = ("mrope_section", "mrope_interleaved")
             config.put(key, {name: value for name, value in found.items() if name not in mine})
-    position = rotary(config, head_dim, context, theta=500_000.0)
-    return Rotary(
-        position.theta,
-        position.dims,
-        position.pairs,
-        position.scaling,
-        Axes(_sections(config, sections or SECTIONS, head_dim), "interleaved"),
-    )
+    position = rotary(config, head_dim, context, theta)
+    axes = Axes(_sections(config, sections or list(divided), position.dims or head_dim), "interleaved")
+    return replace(position, axes=axes)
 
 
-def _sections(config: Config, given: Any, head_dim: int) -> tuple[int, ...]:
+def _sections(config: Config, given: Any, dims: int) -> tuple[int, ...]:
     """Those of height and width count; time has the pairs that are left."""
-    pairs = head_dim // 2
+    pairs = dims // 2
     sound = isinstance(given, list) and len(given) == 3 and all(type(n) is int and n >= 0 for n in given)
-    if not sound or 3 * max(given[1:]) > pairs:
+    if not sound or any(axis + 3 * (given[axis] - 1) >= pairs for axis in (1, 2)):  # its last turn
         raise ConfigError(
             f"{config.where}: mrope_section {given!r} does not divide {pairs:,} pairs in three."
         )
@@ -172,7 +192,8 @@ def _tower(config: Config, token: int, width: int) -> Tower:
     if out != width:
         raise ConfigError(f"{config.at('out_hidden_size')} is {out:,}, and the text's width {width:,}.")
     maps = (Project(merge * size, activation="gelu"), Project(out))
-    config.leave("deepstack_visual_indexes")
+    if config.take("deepstack_visual_indexes", list, [8, 16, 24]):
+        config.leave("deepstack_visual_indexes")
     return Tower(Stack(patches, layers, VISION_NORM), Replace(token), Projector(maps, merge=merge))
 
 
@@ -187,4 +208,4 @@ def _vision_theta(config: Config) -> float:
     return float(theta)
 
 
-FAMILY = Family(types=("qwen3_vl",), describe=describe)
+FAMILY = Family(types=("qwen3_vl", "qwen3_vl_moe"), describe=describe)

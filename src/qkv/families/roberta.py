@@ -1,4 +1,7 @@
-"""RoBERTa: BERT trained longer. Liu et al. 2019. Its positions begin behind the padding token's row."""
+"""RoBERTa: BERT trained longer. Liu et al. 2019. Its positions begin behind the padding token's row.
+
+XLM-R (Conneau et al. 2019) and CamemBERT (Martin et al. 2019) are the same with other vocabularies.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ UNUSED = ("*embeddings.position_ids", "roberta.pooler.*")
 
 
 def describe(config: Config) -> Description:
-    """From a configuration of model type roberta."""
+    """From a configuration of model type roberta, xlm-roberta or camembert."""
     refuse_decoder(config)
     size, table = shape(config), rows(config)
     offset = config.take("pad_token_id", int, 1) + 1  # position 0 is the row after padding's
@@ -65,4 +68,4 @@ def _names(ending: str) -> Table:
     return {**found, "head.weight": "lm_head.decoder.weight", "head.bias": "lm_head.bias"}
 
 
-FAMILY = Family(types=("roberta",), describe=describe)
+FAMILY = Family(types=("roberta", "xlm-roberta", "camembert"), describe=describe)

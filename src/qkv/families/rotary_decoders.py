@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 from qkv.errors import ConfigError
 from qkv.families.config import Config
-from qkv.families.decoder_parts import TRAINING, activation_of, biases, depth_of, rotary_attention
+from qkv.families.decoder_parts import (
+    TRAINING,
+    activation_of,
+    biases,
+    depth_of,
+    head_sizes,
+    rotary_attention,
+)
 from qkv.families.family import Description
 from qkv.families.heads import decoder_head, labels
 from qkv.families.llama import LAYER_TYPES
@@ -53,9 +60,15 @@ def sizes(config: Config) -> Sizes:
     )
 
 
-def attention(config: Config, size: Sizes, bias: str = "") -> Attention:
-    """Grouped heads whose queries and keys rotate, seeing everything before them."""
-    return rotary_attention(config, size.width, size.context, Projections(bias))
+def attention(config: Config, size: Sizes, bias: str = "", position: Position | None = None) -> Attention:
+    """Grouped heads whose queries and keys rotate, seeing everything before them.
+
+    How they rotate is in the file under the usual keys, or was read to be `position`.
+    """
+    if position is None:
+        return rotary_attention(config, size.width, size.context, Projections(bias))
+    heads, kv_heads, head_dim = head_sizes(config, size.width)
+    return Attention(heads, kv_heads, head_dim, position=position, projections=Projections(bias))
 
 
 def optional_bias(config: Config) -> str:

@@ -25,6 +25,7 @@ from qkv.spec import (
     Attention,
     CrossAttention,
     Frames,
+    Gate,
     LatentAttention,
     Model,
     Patches,
@@ -148,7 +149,9 @@ def _sublayer(pen: Pen, sublayer: Sublayer, branches: list[tuple[str, Branch]], 
     pen.y += 10
     if sublayer.post is not None:
         pen.arrow(length=18)
-        pen.y += pen.box(LEFT, width, "norm", norm_words(sublayer.post))
+        gate = isinstance(sublayer.post, Gate)
+        words = "times one learned factor" if gate else norm_words(sublayer.post)  # type: ignore[arg-type]
+        pen.y += pen.box(LEFT, width, "norm", words)
 
 
 def _branches(pen: Pen, branches: list[tuple[str, Branch]], one: str) -> None:
@@ -165,6 +168,8 @@ def _branches(pen: Pen, branches: list[tuple[str, Branch]], one: str) -> None:
         title, lines, kind = _mixer(branch.mixer, one)
         if branch.norm is not None:
             lines = [f"after {norm_words(branch.norm)}", *lines]
+        if branch.after is not None:
+            lines = [*lines, f"then {norm_words(branch.after)}"]
         bottoms.append(pen.y + pen.box(start, each, kind, title, lines))
     if len(branches) == 1:
         pen.y = bottoms[0]

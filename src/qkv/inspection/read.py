@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from qkv.errors import QkvError, SourceError
-from qkv.families import Description, Record, describe, describe_gguf
+from qkv.families import Description, Record, describe, describe_gguf, sentence
 from qkv.families.config import IRRELEVANT
 from qkv.inspection.report import Inspection
 from qkv.inspection.steps import Step, Subject, steps
 from qkv.inspection.tokenizer import read_head, tokenizer_words
 from qkv.inspection.verdict import Verdict, verdict
 from qkv.sources import WEIGHT_FILES, find, read_json
-from qkv.spec import Learned, Model
+from qkv.spec import Learned, Model, PooledEmbedding
 from qkv.spec.heads import MultiToken
-from qkv.spec.model import Replace
 
 
 @dataclass(frozen=True)
 class Files:
     """What the small files of a source say.
 
-    `pieces` is a tokenizer.json without its vocabulary; `tensors` are shapes where a file's header
+    `pieces` is a tokenizer.json without its vocabulary; `embeds` is the head that modules beside the
+    model amount to; `tensors` are shapes where a file's header
     gives them.
     """
 
@@ -33,6 +33,7 @@ class Files:
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     pieces: Mapping[str, Any] = field(default_factory=dict)
     gguf: Mapping[str, Any] | None = None
+    embeds: PooledEmbedding | None = None
     tensors: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -70,7 +71,17 @@ def _open_json(path: Path) -> Files:
         config,
         read_json(beside / "tokenizer_config.json") or {},
         read_head(beside / "tokenizer.json"),
+        embeds=_embeds(beside),
     )
+
+
+def _embeds(folder: Path) -> PooledEmbedding | None:
+    """None too where modules are not known: the model itself is."""
+    try:
+        found = sentence.files(folder)
+        return sentence.head(found) if found else None
+    except QkvError:
+        return None
 
 
 def _open_gguf(path: Path) -> Files:
@@ -156,14 +167,20 @@ def _packed_words(packed: Mapping[str, Any]) -> str:
 
 def _further(config: Mapping[str, Any], model: Model) -> int:
     """Layers for guessing ahead that the configuration names and the description leaves out."""
-    count = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
+    text = config.get("text_config")
+    found = {**config, **text} if isinstance(text, dict) else config
+    names = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers")
+    count = next((found[name] for name in names if found.get(name)), None)
     return count if isinstance(count, int) and not isinstance(model.head, MultiToken) else 0
 
 
 def _describe(files: Files, record: Record) -> Description:
     if files.gguf is not None:
         return describe_gguf(files.gguf, files.tensors, files.name, record=record)
-    return describe(files.config, "config.json", record=record)
+    found = describe(files.config, "config.json", record=record)
+    if files.embeds is not None:
+        found = replace(found, model=replace(found.model, head=files.embeds))
+    return found
 
 
 def _context(files: Files, described: Description, key: str) -> tuple[int | None, Verdict]:
@@ -184,8 +201,6 @@ def _unstated(files: Files, context: Verdict, model: Model) -> list[str]:
     found = ["the training objective beyond the head's own"]
     if context.configured is not None:
         found.append("how far training went on after the positions were scaled")
-    if any(isinstance(tower.join, Replace) for tower in model.towers):
-        found.append("whether the rows of one image see one another both ways")
     if files.gguf is None and not files.tokenizer and not files.pieces:
         found.append(
             "the tokenizer (neither tokenizer.json nor tokenizer_config.json beside the configuration)"

@@ -247,6 +247,11 @@ def _visibility(subject: Subject) -> Iterator[str]:
                 seen.setdefault("every token reads every row that the encoder gives", []).extend(layers)
         for words, layers in seen.items():
             yield f"{prefix}{words}{_where(sorted(layers), stack)}"
+    joins = [tower.join for tower in subject.model.towers if isinstance(tower.join, Replace)]
+    if joins:
+        both = any(join.both_ways for join in joins)
+        seen_by = "one another both ways" if both else "what is before them, as text does"
+        yield f"the rows of one image see {seen_by}"
 
 
 def seer(stack: Stack, model: Model) -> str:

@@ -24,6 +24,7 @@ from qkv.spec import (
     Mask,
     Model,
     Or,
+    Proportional,
     Rotary,
     Scaling,
     Stack,
@@ -117,15 +118,17 @@ def verdict(
     positions = [m.position for m in stack.mixers() if isinstance(m, Attention | LatentAttention)]
     rotaries = dict.fromkeys(p for p in positions if isinstance(p, Rotary))
     if rotaries:
-        scalings = [r.scaling for r in rotaries if r.scaling is not None]
+        scalings = [r.scaling for r in rotaries if _stretches(r.scaling)]
         _rotary(scalings[0] if scalings else None, context, key, draft)
-        unscaled = sum(isinstance(p, Rotary) and p.scaling is None for p in positions)
+        unscaled = sum(isinstance(p, Rotary) and not _stretches(p.scaling) for p in positions)
         if scalings and unscaled:
             draft.notes.append(f"{unscaled} of {len(positions)} attention layers rotate without the scaling")
     elif any(isinstance(p, Alibi) for p in positions) and context:
         draft.parts["trained"] = Length(context, f"{key}; ALiBi has no limit of its own")
     elif buckets := next((p for p in positions if isinstance(p, Buckets)), None):
         _buckets(buckets, context, key, draft)
+    elif context and positions and not any(positions) and stack.input.position is None:
+        draft.parts["trained"] = Length(context, f"{key}; there are no positions to run out of")
     unplaced = sum(p is None for p in positions)
     if rotaries and unplaced:
         draft.notes.append(f"{unplaced} of {len(positions)} attention layers have no positions")
@@ -137,6 +140,11 @@ def verdict(
         contradictions=tuple(draft.contradictions),
         layers=len(stack.layers),
     )
+
+
+def _stretches(scaling: Scaling | None) -> bool:
+    """Whether angles are slowed; a share of pairs that stands still is as it was trained."""
+    return scaling is not None and not (isinstance(scaling, Proportional) and scaling.factor == 1)
 
 
 def _table(stack: Stack, draft: _Draft) -> None:

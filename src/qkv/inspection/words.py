@@ -12,8 +12,10 @@ from qkv.spec import (
     DynamicNTK,
     Experts,
     Frames,
+    Gate,
     Gated,
     GatedDelta,
+    Indexer,
     Interpolation,
     LatentAttention,
     Layer,
@@ -25,6 +27,7 @@ from qkv.spec import (
     Norm,
     Patches,
     Position,
+    Proportional,
     RelativeSinusoidal,
     RMSNorm,
     Rotary,
@@ -97,7 +100,18 @@ def _latent(mixer: LatentAttention) -> str:
     words += f"; head size {mixer.head_dim} + {mixer.rotary_dim}, values {mixer.value_dim}"
     words += f"; {norm_words(mixer.norm)} on the latents of {through}"
     scale = scale_words(mixer.score, mixer.head_dim + mixer.rotary_dim)
-    return "; ".join([words, *scale])
+    chosen = [] if mixer.indexer is None else [indexer_words(mixer.indexer)]
+    return "; ".join([words, *scale, *chosen])
+
+
+def indexer_words(indexer: Indexer) -> str:
+    """What chooses the keys that a query sees."""
+    if not indexer.own:
+        return f"over the {indexer.top_k:,} keys that a layer before it chose"
+    return (
+        f"over {indexer.top_k:,} keys, chosen by an indexer of {indexer.heads} heads with one key of "
+        f"{indexer.head_dim} dimensions a token"
+    )
 
 
 def _heads(mixer: Attention | CrossAttention) -> str:
@@ -109,7 +123,8 @@ def _heads(mixer: Attention | CrossAttention) -> str:
         shared = f"{mixer.heads} query heads share one key/value head (MQA)"
     else:
         shared = f"{mixer.heads} query heads share {mixer.kv_heads} key/value heads (GQA {group}:1)"
-    return f"{kind}{shared}, head size {mixer.head_dim}"
+    values = f", values {mixer.value_dim}" if mixer.value_dim not in (None, mixer.head_dim) else ""
+    return f"{kind}{shared}, head size {mixer.head_dim}{values}"
 
 
 def particulars(mixer: Attention | CrossAttention) -> list[str]:
@@ -121,6 +136,12 @@ def particulars(mixer: Attention | CrossAttention) -> list[str]:
         rotated = f", {when} rotating" if isinstance(mixer.position, Rotary) else ""
         kind = norm_words(through.norm)
         found.append(f"{kind} on queries and keys over {over[through.norm_over]}{rotated}")
+    if through.values_are_keys:
+        found.append("values made by the keys' projection")
+    if through.value_norm is not None:
+        found.append(f"{norm_words(through.value_norm)} on values")
+    if through.value_scale != 1:
+        found.append(f"values times {number(through.value_scale)}")
     if through.bias:
         letters = {"q": "queries", "k": "keys", "v": "values", "o": "output"}
         found.append("bias on " + ", ".join(letters[c] for c in through.bias))
@@ -189,6 +210,10 @@ def _rotary_words(position: Rotary, head_dim: int) -> str:
     scaling = position.scaling
     if scaling is None:
         return words
+    if isinstance(scaling, Proportional):
+        turning = int(scaling.share * dims // 2)
+        slowed = f", slowed by a factor of {scaling.factor:g}" if scaling.factor != 1 else ""
+        return f"{words}; {turning} of {dims // 2} pairs turn, the others stand still{slowed}"
     name, factor = names.get(type(scaling), type(scaling).__name__), getattr(scaling, "factor", None)
     words += f", {name}" + (f" x{factor:g}" if factor else "")
     if not isinstance(scaling, DynamicNTK | LongRope):
@@ -225,19 +250,26 @@ def layer_words(layer: Layer) -> str:
     """How a layer's steps and norms are arranged."""
     name, given = arrangement(layer) or ("", {})
     words = ARRANGEMENTS.get(name, "steps of its own")
+    if all(step.before and step.before == step.after for step in layer.sublayers):
+        words = ARRANGEMENTS["sandwich"]
+    if len(layer.sublayers) == 1 and len(layer.sublayers[0].branches) == 1 and name == "pre_norm":
+        words = "one branch a layer, a norm before it"
     if name == "parallel":
         words += ", a norm each" if given.get("norms", 1) != 1 else ", one norm for both"
     steps = layer.sublayers
-    norms = [n for s in steps for n in (s.before, s.after, s.post, *(b.norm for b in s.branches)) if n]
+    branches = [branch for step in steps for branch in step.branches]
+    norms = [n for s in steps for n in (s.before, s.after, s.post) if n and not isinstance(n, Gate)]
+    norms += [norm for branch in branches for norm in (branch.norm, branch.after) if norm]
     kinds = ", ".join(dict.fromkeys(norm_words(norm) for norm in norms)) or "no norm"
     scales = dict.fromkeys(s.scale for s in steps if s.scale != 1)
-    return f"{words}: {kinds}" + "".join(f"; each step times {number(scale)}" for scale in scales)
+    last = "; then the stream times one learned factor" if isinstance(steps[-1].post, Gate) else ""
+    return f"{words}: {kinds}" + "".join(f"; each step times {number(scale)}" for scale in scales) + last
 
 
 def norm_words(norm: Norm) -> str:
     match norm:
         case RMSNorm():
-            extra = " (1 + scale)" if norm.offset == 1 else ""
+            extra = " (1 + scale)" if norm.offset == 1 else "" if norm.scale else " without scale"
             return f"RMSNorm{extra}, eps {number(norm.eps)}"
         case LayerNorm():
             return f"LayerNorm{'' if norm.bias else ' without bias'}, eps {number(norm.eps)}"
@@ -265,16 +297,19 @@ def _experts_words(mixer: Experts) -> str:
     groups = f" from the best {router.top_groups} of {router.groups} groups" if router.groups > 1 else ""
     beside = f", and a shared one of {shared.hidden:,}" if shared else ""
     chosen = f"{mixer.count} experts, {mixer.top_k} for each token{groups}{beside}"
-    return f"{chosen}; {_router_words(router)}; each expert a {feed_forward_words(mixer.expert)}"
+    within = f" between maps to {mixer.latent:,} dimensions and back" if mixer.latent is not None else ""
+    return f"{chosen}; {_router_words(router)}; each expert a {feed_forward_words(mixer.expert)}{within}"
 
 
 def _router_words(router: Router) -> str:
     words = f"{router.score} router"
     words += " with a bias" if router.bias else ""
+    words += " over a norm of its own" if router.norm is not None else ""
     words += ", a bias of its own for choosing alone" if router.balance else ""
     words += ", chosen weights made to sum to 1" if router.normalise else ""
     if router.scale != 1:
         words += f", {'then ' if router.normalise else ''}times {number(router.scale)}"
+    words += ", times a learned factor of each expert" if router.gain else ""
     words += ", on the experts' inputs" if router.scales == "input" else ""
     words += ", experts choosing their tokens" if router.chosen_by == "experts" else ""
     full = router.capacity is not None

@@ -41,11 +41,13 @@ class Projected(OnBackend):
         value_dim, through = node.value_dim or node.head_dim, node.projections
         self.query = Linear(width, node.heads * node.head_dim, "q" in through.bias)
         self.key = Linear(source_width, node.kv_heads * node.head_dim, "k" in through.bias)
-        self.value = Linear(source_width, node.kv_heads * value_dim, "v" in through.bias)
+        own = not through.values_are_keys
+        self.value = Linear(source_width, node.kv_heads * value_dim, "v" in through.bias) if own else None
         self.output = Linear(node.heads * value_dim, width, "o" in through.bias)
         self.gate = Linear(width, node.heads * value_dim) if through.gate else None
         self.query_norm = build_if(through.norm, *through.norm_sizes(node.heads, node.head_dim))
         self.key_norm = build_if(through.norm, *through.norm_sizes(node.kv_heads, node.head_dim))
+        self.value_norm = build_if(through.value_norm, value_dim)
         sink = isinstance(node.score, spec.Score) and node.score.sink
         self.sink = nn.Parameter(torch.empty(node.heads)) if sink else None
 
@@ -62,7 +64,12 @@ class Projected(OnBackend):
         return self._heads(self.key(x), self.node.kv_heads, self.key_norm, x.dtype)
 
     def as_values(self, x: Tensor) -> Float[Tensor, "batch kv_heads length value_dim"]:
-        return self._heads(self.value(x), self.node.kv_heads, None, x.dtype)
+        project = self.key if self.value is None else self.value
+        values = self._heads(project(x), self.node.kv_heads, None, x.dtype)
+        if self.value_norm is not None:
+            values = self.value_norm(values)
+        scale = self.node.projections.value_scale
+        return values if scale == 1 else scale * values
 
     def _heads(self, x: Tensor, heads: int, norm: nn.Module | None, dtype: torch.dtype) -> Tensor:
         """Bounded, normalised and split, in the stream's type, also where a part is kept in another."""
@@ -150,7 +157,7 @@ class Attention(Projected):
         grows = self.node.score.query_scale
         if grows is None:
             return query
-        steps = torch.floor((layout.positions.clamp(min=0).float() + 1) / grows.floor)
+        steps = torch.floor((layout.positions.clamp(min=0).float() + grows.first) / grows.floor)
         factor = 1 + grows.factor * torch.log1p(steps)
         return (query * factor[:, None, :, None]).to(query.dtype)
 
@@ -193,6 +200,8 @@ def _refuse(node: spec.Attention | spec.CrossAttention) -> None:
     """What this module would otherwise leave out in silence."""
     if node.heads % node.kv_heads:
         raise ConfigError(f"{node.heads} heads cannot share {node.kv_heads} key/value heads evenly.")
+    if node.projections.values_are_keys and node.value_dim not in (None, node.head_dim):
+        raise ConfigError(f"Values that are keys have their size, {node.head_dim}, not {node.value_dim}.")
     if type(node.score) not in (spec.Score, spec.Dot):
         kind = type(node.score).__name__
         raise UnsupportedError(f"Attention with {kind} scores can be described but not run in torch yet.")

@@ -16,7 +16,11 @@ from qkv.spec import Attention, LatentAttention, Stack
 
 
 class Cache(Protocol):
-    """Keys and values of earlier tokens. A call first extends it once, then stores in each layer."""
+    """Keys and values of earlier tokens. A call first extends it once, then stores in each layer.
+
+    What earlier calls left is read as constants: gradients end at the call, as at a segment of
+    Transformer-XL (Dai et al. 2019, section 3.2).
+    """
 
     @property
     def length(self) -> int:
@@ -152,21 +156,24 @@ class ContiguousCache:
         return self._axes[:, :, start:end], self._axes[:, :, :end]
 
     def store(self, layer: str, *new: Tensor) -> tuple[Tensor, ...]:
-        held = self.layers[layer]
+        # detached: the graph of an earlier call ends here, and the new values' gradients go through
+        held = tuple(tensor.detach() for tensor in self.layers[layer])
         for tensor, values in zip(held, new, strict=True):
             tensor[:, :, self._start : self._length] = values
         return tuple(tensor[:, :, : self._length] for tensor in held)
 
     def keep(self, name: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
+        if name in self._kept:
+            return self._kept[name]
+        made = make()
+        self._kept[name] = tuple(tensor.detach() for tensor in made)
+        return made
 
     def state(self, layer: str) -> tuple[Tensor, ...] | None:
         return self._states.get(layer)
 
     def set_state(self, layer: str, *state: Tensor) -> None:
-        self._states[layer] = state
+        self._states[layer] = tuple(tensor.detach() for tensor in state)
 
     def reset(self) -> None:
         """Forgets everything; the memory stays."""

@@ -42,7 +42,10 @@ class Experts(nn.Module):
         _refuse(node)
         self.scales_input = node.router.scales == "input"
         self.router = Router(node, width)
-        self.expert = Stacked(node.expert, node.count, width)
+        self.norm = build_if(node.norm, width)
+        self.latent_down = None if node.latent is None else Linear(width, node.latent)
+        self.latent_up = None if node.latent is None else Linear(node.latent, width)
+        self.expert = Stacked(node.expert, node.count, node.latent or width)
         self.shared_expert = build_if(node.shared_expert, width)
         self.shared_gate = Linear(width, 1) if node.shared_gate else None
 
@@ -50,7 +53,12 @@ class Experts(nn.Module):
         self, x: Float[Tensor, "batch length width"], layout: Layout, tap: Tap = NoTap()
     ) -> Float[Tensor, "batch length width"]:
         routing = self.router(tap("router", self.router.logits(x)), layout)
-        total = self.routed(x.flatten(0, 1), routing).view(x.shape)
+        inputs = x if self.norm is None else self.norm(x)
+        if self.latent_down is not None:
+            inputs = self.latent_down(inputs).to(x.dtype)
+        total = self.routed(inputs.flatten(0, 1), routing).view(inputs.shape)
+        if self.latent_up is not None:
+            total = self.latent_up(total).to(x.dtype)
         if self.shared_expert is not None:
             shared = self.shared_expert(x)
             if self.shared_gate is not None:
@@ -118,10 +126,13 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(node.count, width))
         self.bias = nn.Parameter(torch.empty(node.count)) if node.router.bias else None
         self.balance = nn.Parameter(torch.empty(node.count)) if node.router.balance else None
+        self.gain = nn.Parameter(torch.empty(node.count)) if node.router.gain else None
+        self.norm = build_if(node.router.norm, width)
 
     def logits(self, x: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length experts"]:
         bias = None if self.bias is None else self.bias.float()
-        return F.linear(x.float(), self.weight.float(), bias)
+        read = x if self.norm is None else self.norm(x)
+        return self.node.logit_scale * F.linear(read.float(), self.weight.float(), bias)
 
     def forward(self, logits: Float[Tensor, "batch length experts"], layout: Layout) -> Routing:
         node = self.node
@@ -135,6 +146,8 @@ class Router(nn.Module):
         if node.normalise:
             # the bound: sigmoids may all vanish, and a token may have no expert
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
+        if self.gain is not None:
+            weights = weights * self.gain.float()
         return Routing(scores, chosen, node.scale * weights)
 
     def by_tokens(self, logits: Tensor, scores: Tensor) -> Bool[Tensor, "batch length experts"]:

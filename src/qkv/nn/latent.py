@@ -39,6 +39,10 @@ class LatentAttention(OnBackend):
         if node.score.sink or node.score.query_scale is not None:
             lacking = "a sink" if node.score.sink else "queries that grow"
             raise UnsupportedError(f"Latent attention with {lacking} can be described but not run in torch.")
+        if node.indexer is not None:
+            raise UnsupportedError(
+                "Latent attention over the keys an indexer chooses can be described but not run in torch yet."
+            )
         self.node, self.absorbed = node, False
         heads, down = node.heads, "a" in node.bias
         queries = heads * (node.head_dim + node.rotary_dim)

@@ -33,6 +33,7 @@ class Layer(nn.Module):
             for name, branch in branches:
                 setattr(self, f"{name}_norm", build_if(branch.norm, width))
                 setattr(self, name, build(branch.mixer, width))
+                setattr(self, f"{name}_norm_after", build_if(branch.after, width))
 
     def forward(
         self,
@@ -49,11 +50,12 @@ class Layer(nn.Module):
             for name, branch in branches:
                 mixer, inputs = getattr(self, name), self.through(f"{name}_norm", read, layout)
                 if isinstance(branch.mixer, spec.Experts):
-                    outputs.append(mixer(inputs, layout, tap.at(name)))
+                    output = mixer(inputs, layout, tap.at(name))
                 elif branch.mixer.role == "feed_forward":
-                    outputs.append(mixer(inputs, tap.at(name)))
+                    output = mixer(inputs, tap.at(name))
                 else:
-                    outputs.append(mixer(inputs, layout, cache, f"{place}.{name}", tap.at(name)))
+                    output = mixer(inputs, layout, cache, f"{place}.{name}", tap.at(name))
+                outputs.append(self.through(f"{name}_norm_after", output, layout))
             total = functools.reduce(torch.add, outputs)
             added = self.through(f"{step}_after", total, layout).to(x.dtype)
             added = self.through(f"{step}_gate", _times(sublayer.scale, added), layout)

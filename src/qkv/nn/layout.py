@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -52,7 +53,11 @@ class Layout:
         Positions count the tokens that are there, from 0. Raises RequestError for other numbers: 0
         and 1 as floats, or -inf, would be an additive mask, which says something else.
         """
-        if present.is_floating_point() or ((present != 0) & (present != 1)).any():
+        if (
+            not isinstance(present, Tensor)
+            or present.is_floating_point()
+            or ((present != 0) & (present != 1)).any()
+        ):
             raise RequestError("A padding mask is true or 1 where a token is, false or 0 elsewhere.")
         there = present.long()
         positions = there.cumsum(-1) * there - 1
@@ -60,7 +65,14 @@ class Layout:
 
     @staticmethod
     def packed(lengths: Sequence[int], device: torch.device | str = "cpu") -> Layout:
-        """One row of several documents, each from position 0 and seeing only itself."""
+        """One row of several documents, each from position 0 and seeing only itself.
+
+        Raises RequestError for what are no lengths.
+        """
+        if not lengths or not all(isinstance(n, Integral) and n >= 0 for n in lengths):
+            raise RequestError(
+                f"The lengths of packed documents are {lengths!r}; they must be whole numbers of at least 0."
+            )
         positions = torch.cat([torch.arange(n, device=device) for n in lengths])[None]
         documents = torch.repeat_interleave(
             torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device)

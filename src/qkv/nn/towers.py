@@ -105,6 +105,11 @@ class Towers(nn.ModuleList):
                         f"Token {join.token} stands for features at {count:,} places, and none were given."
                     )
                 continue
+            if join.both_ways:
+                raise UnsupportedError(
+                    "Rows of an image that see one another both ways can be described but not run in torch "
+                    "yet: give the call no features."
+                )
             rows = tower(given, tap.at("towers", i)).flatten(0, 1)
             if len(rows) != count:
                 raise RequestError(

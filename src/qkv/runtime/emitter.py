@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from qkv import spec
 from qkv.errors import UnsupportedError
@@ -15,6 +15,14 @@ class Unexpressed(UnsupportedError):
 
     def __init__(self, place: str, what: str):
         super().__init__(f"{place}: {what} cannot be lowered to a program; it runs on torch.")
+
+
+def only(node: spec.Node, place: str, *fields_read: str) -> None:
+    """Refuses a node that says more than these fields: what a description learns later is never left out."""
+    for f in fields(node):
+        value = getattr(node, f.name)
+        if f.name not in ("shared", *fields_read) and value != f.default:
+            raise Unexpressed(place, f"{type(node).__name__}.{f.name} = {value}")
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class Emitter:
             return x
         if not isinstance(node, spec.LayerNorm | spec.RMSNorm):
             raise Unexpressed(place, type(node).__name__)
+        only(node, place, "eps", "scale", "bias" if isinstance(node, spec.LayerNorm) else "offset")
         kind, offset = ("rms", node.offset) if isinstance(node, spec.RMSNorm) else ("layer", 0.0)
         scale, bias = self.maybe(f"{place}.weight"), self.maybe(f"{place}.bias")
         self.emit(Norm(out, x, kind, node.eps, scale, bias, offset, groups))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qkv import spec
-from qkv.runtime.emitter import Emitter, Into, Unexpressed
+from qkv.runtime.emitter import Emitter, Into, Unexpressed, only
 from qkv.runtime.mixers import keys_and_values, linear, mixer
 from qkv.runtime.program import Activate, Add, Pick, Program, ScaleCap, Sinusoids, Span, TakeRows
 from qkv.spec.heads import Head
@@ -27,8 +27,7 @@ class Lowered:
 
 def lower(model: spec.Model) -> Lowered:
     """The programs of a description; UnsupportedError names what the operations do not express."""
-    if model.towers:
-        raise Unexpressed("towers", "another stack that feeds this one")
+    only(model, "the model", "encoder", "decoder", "head")
     first: dict[str, str] = {}
     stored = {tensor.name: first.setdefault(tensor.key, tensor.name) for tensor in model.tensors()}
     if model.encoder is not None and model.decoder is not None:
@@ -60,6 +59,7 @@ def _source(stored: Mapping[str, str], encoder: spec.Stack, decoder: spec.Stack)
 
 
 def _layers(emit: Emitter, side: str, stack: spec.Stack) -> Span:
+    only(stack, side, "input", "layers", "norm")
     stream = _input(emit, stack.input, f"{side}.embedding")
     for i, layer in enumerate(stack.layers):
         _layer(emit, layer, f"{side}.layers.{i}", f"{side}.{i}", stream)
@@ -70,6 +70,7 @@ def _input(emit: Emitter, node: Input, place: str) -> Span:
     """scale * table[token] + position + type, normalised, then projected, each where there is one."""
     if not isinstance(node, spec.Tokens):
         raise Unexpressed(place, type(node).__name__)
+    only(node, place, "vocab", "width", "scale", "position", "types", "norm", "projection", "table_width")
     plain = node.projection is None
     out = emit.buffer("stream" if plain else "narrow", node.width)
     if node.table_width:
@@ -97,6 +98,7 @@ def _input(emit: Emitter, node: Input, place: str) -> Span:
 
 
 def _project(emit: Emitter, node: spec.Project, place: str, x: Span, buffer: str) -> Span:
+    only(node, place, "width", "bias", "activation", "norm")
     out = linear(emit, emit.buffer(buffer, node.width), x, f"{place}.linear")
     if node.activation is not None:
         emit.emit(Activate(out, node.activation))
@@ -107,14 +109,14 @@ def _layer(emit: Emitter, layer: spec.Layer, place: str, slot: str, stream: Span
     """x <- post(skip * x + scale * after(sum of branch_i(norm_i(before(x))))) for each step in turn."""
     width = stream.width
     for step, name, branches in layer.named():
-        if step.gate is not None:
-            raise Unexpressed(place, "a gated residual step")
+        only(step, place, "branches", "before", "after", "post", "skip", "scale")
         normed = stream if step.before is None else emit.buffer("normed", width)
         read = emit.norm(step.before, f"{place}.{name}_before", stream, normed)
         # straight into the stream, unless something comes between or a later branch still reads it
         apart = step.after is not None or step.skip != 1 or (len(branches) > 1 and read == stream)
         total = emit.buffer("sum", width) if apart else stream
         for number, (branch_name, branch) in enumerate(branches):
+            only(branch, place, "mixer", "norm")
             own = read if branch.norm is None else emit.buffer("own", width)
             inputs = emit.norm(branch.norm, f"{place}.{branch_name}_norm", read, own)
             into = Into(total, number > 0) if apart else Into(total, True, step.scale)
@@ -128,6 +130,7 @@ def _layer(emit: Emitter, layer: spec.Layer, place: str, slot: str, stream: Span
 def _head(emit: Emitter, head: Head, x: Span) -> Span:
     if not isinstance(head, spec.Language):
         raise Unexpressed("head", type(head).__name__)
+    only(head, "head", "vocab", "bias", "scale", "cap", "transform")
     if head.transform is not None:
         x = _project(emit, head.transform, "head.transform", x, "transformed")
     logits = linear(emit, emit.buffer("logits", head.vocab), x, "head")

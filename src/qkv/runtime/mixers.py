@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from qkv import spec
-from qkv.runtime.emitter import Emitter, Into, Unexpressed
+from qkv.runtime.emitter import Emitter, Into, Unexpressed, only
 from qkv.runtime.program import (
     Activate,
     Add,
@@ -25,6 +24,9 @@ from qkv.runtime.program import (
 )
 from qkv.spec.feed_forward import Activation
 from qkv.spec.layers import Mixer
+
+SIZES = ("heads", "kv_heads", "head_dim", "value_dim")
+GROUPS = ("groups", "top_groups", "group_best")
 
 
 def mixer(emit: Emitter, node: Mixer, place: str, slot: str, read: Span, into: Into) -> None:
@@ -57,6 +59,7 @@ def leave(emit: Emitter, into: Into, x: Span, place: str) -> None:
 
 
 def attention(emit: Emitter, node: spec.Attention, place: str, slot: str, read: Span, into: Into) -> None:
+    only(node, place, *SIZES, "score", "position", "mask", "projections")
     heads, kv_heads, head_dim = node.heads, node.kv_heads, node.head_dim
     value_dim = node.value_dim or head_dim
     score, through = _score(node, place), node.projections
@@ -96,6 +99,7 @@ def attention(emit: Emitter, node: spec.Attention, place: str, slot: str, read: 
 def cross_attention(
     emit: Emitter, node: spec.CrossAttention, place: str, slot: str, read: Span, into: Into
 ) -> None:
+    only(node, place, *SIZES, "source_width", "score", "mask", "projections")
     score, through = _score(node, place), node.projections
     query = linear(emit, emit.buffer("projected", node.heads * node.head_dim), read, f"{place}.query")
     if through.clip is not None:
@@ -131,8 +135,8 @@ def _slot(node: spec.CrossAttention) -> Slot:
 def _score(node: spec.Attention | spec.CrossAttention, place: str) -> spec.Score:
     if type(node.score) not in (spec.Score, spec.Dot):
         raise Unexpressed(place, f"a {type(node.score).__name__} score")
-    if node.score.query_scale is not None:
-        raise Unexpressed(place, "queries that grow with their position")
+    only(node.score, place, "scale", "cap", "sink")
+    only(node.projections, place, "bias", "clip", "norm", "norm_over", "norm_after_rotation", "gate")
     return node.score
 
 
@@ -156,6 +160,7 @@ def _rotate(emit: Emitter, node: spec.Attention, place: str, *parts: tuple[Span,
         return
     if isinstance(position.scaling, spec.DynamicNTK | spec.LongRope):
         raise Unexpressed(place, "a rotation that depends on the length")
+    only(position, place, "theta", "dims", "pairs", "scaling", "axes")  # all axes are the position here
     frequencies, factor = position.frequencies(node.head_dim, 0)
     turns = tuple(float(f) for f in frequencies)
     for span, heads in parts:
@@ -208,6 +213,7 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 
 def feed_forward(emit: Emitter, node: spec.Dense | spec.Gated, place: str, read: Span, into: Into) -> None:
+    only(node, place, "activation", "hidden", "bias")
     hidden = emit.buffer("hidden", node.hidden)
     if isinstance(node, spec.Gated):
         linear(emit, hidden, read, f"{place}.gate", f"{place}.up", gate=node.activation)
@@ -219,10 +225,13 @@ def feed_forward(emit: Emitter, node: spec.Dense | spec.Gated, place: str, read:
 
 def experts(emit: Emitter, node: spec.Experts, place: str, read: Span, into: Into) -> None:
     router = node.router
-    if not _expressed(router):
-        raise Unexpressed(place, "its way of choosing experts")
+    only(node, place, "count", "top_k", "expert", "router", "shared_expert", "shared_gate")
+    only(
+        router, place, "score", "normalise", "scale", "bias", "balance", "groups", "top_groups", "group_best"
+    )
     bias, balance = emit.maybe(f"{place}.router.bias"), emit.maybe(f"{place}.router.balance")
     emit.emit(Route("picks", read, router, node.top_k, emit.name(f"{place}.router.weight"), bias, balance))
+    only(node.expert, place, "activation", "hidden", "bias")
     hidden = emit.buffer("hidden", node.top_k * node.expert.hidden)
     outputs = emit.buffer("outputs", node.top_k * into.out.width)
     gated = isinstance(node.expert, spec.Gated)
@@ -240,13 +249,6 @@ def experts(emit: Emitter, node: spec.Experts, place: str, read: Span, into: Int
             emit.emit(Activate(gate, "sigmoid"))
             emit.emit(Multiply(shared, gate))
         emit.emit(Add(into.out, shared, into.scale))
-
-
-def _expressed(router: spec.Router) -> bool:
-    """Whether it differs from the plainest only in what Route has; what is added later is refused."""
-    plain = spec.Router()
-    known = ("score", "normalise", "scale", "bias", "balance", "groups", "top_groups", "group_best")
-    return replace(router, **{name: getattr(plain, name) for name in known}) == plain
 
 
 def _expert_linear(

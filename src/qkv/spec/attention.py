@@ -6,21 +6,25 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Literal
 
+import numpy as np
+
 from qkv.spec.masks import Causal, Everything, Mask
 from qkv.spec.node import Node, Tensor, linear, node, part, vector
-from qkv.spec.norms import Norm, RMSNorm
+from qkv.spec.norms import LayerNorm, Norm, RMSNorm
 from qkv.spec.positions import Position, Rotary
 
 
 @node
 class LogScale(Node):
-    """Queries grow with the logarithm of their position: 1 + factor * ln(1 + floor((position + 1) / floor)).
+    """Queries grow with their position: 1 + factor * ln(1 + floor((position + first) / floor)).
 
-    Positions from 0, so the first one to grow is floor - 1. Llama 4's layers without positions.
+    Positions from 0, which counts as `first`: 1 in Llama 4's layers without positions, where so the
+    first one to grow is floor - 1; 0 in Ministral 3.
     """
 
     floor: int
     factor: float
+    first: int = 1
 
 
 @node
@@ -78,7 +82,9 @@ class Projections(Node):
     [-clip, clip]. `norm` is applied to queries and keys, before rotating them unless
     `norm_after_rotation`; `norm_over` says over what: each "head" with one scale for all heads,
     each of the "heads" with a scale of its own, or "all" heads at once. `gate` is the activation
-    of a gate on the mixed heads, made from the same input.
+    of a gate on the mixed heads, made from the same input. `values_are_keys`: the keys' projection,
+    before their norm and rotation, gives the values too (Gemma 4). Each head's values are
+    normalised by `value_norm`, then multiplied by `value_scale`.
     """
 
     bias: str = ""
@@ -87,6 +93,9 @@ class Projections(Node):
     norm_over: Literal["head", "heads", "all"] = "head"
     norm_after_rotation: bool = False
     gate: str | None = None
+    values_are_keys: bool = False
+    value_norm: Norm | None = None
+    value_scale: float = 1.0
 
     def norm_sizes(self, heads: int, head_dim: int) -> tuple[int, ...]:
         return {"head": (head_dim,), "heads": (heads, head_dim), "all": (heads * head_dim,)}[self.norm_over]
@@ -160,14 +169,52 @@ def _projected(attention: Attention | CrossAttention, width: int, source: int) -
     value_dim, through = attention.value_dim or head_dim, attention.projections
     yield from linear("query", heads * head_dim, width, "q" in through.bias)
     yield from linear("key", kv_heads * head_dim, source, "k" in through.bias)
-    yield from linear("value", kv_heads * value_dim, source, "v" in through.bias)
+    if not through.values_are_keys:
+        yield from linear("value", kv_heads * value_dim, source, "v" in through.bias)
     yield from linear("output", width, heads * value_dim, "o" in through.bias)
     if through.gate:
         yield from linear("gate", heads * value_dim, width)
     yield from part("query_norm", through.norm, *through.norm_sizes(heads, head_dim))
     yield from part("key_norm", through.norm, *through.norm_sizes(kv_heads, head_dim))
+    yield from part("value_norm", through.value_norm, value_dim)
     if getattr(attention.score, "sink", False):
         yield vector("sink", heads)
+
+
+@node
+class Indexer(Node):
+    """Chooses the `top_k` visible keys that each query sees. DeepSeek-V3.2: the lightning indexer.
+
+    sum over heads of w_h * relu(q_h . k): one key a token, of `head_dim` dimensions of which the
+    first rotate, normalised and cached beside the latent; queries from the latent of the queries;
+    the weights w from the stream. `pairs` is how it turns. `own=False`: no parameters and no keys,
+    the choice is that of the last layer which made one (GLM-5.2).
+    """
+
+    heads: int
+    head_dim: int
+    top_k: int
+    pairs: Literal["half", "interleaved"] = "half"
+    norm: Norm = LayerNorm(1e-6)
+    own: bool = True
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        width, rank = sizes
+        if self.own:
+            yield from linear("query", self.heads * self.head_dim, rank)
+            yield from linear("key", self.head_dim, width)
+            yield from part("key_norm", self.norm, self.head_dim)
+            yield from linear("weights", self.heads, width)
+
+    def chosen(self, mask: Mask, length: int) -> int:
+        """Pairs of a query and a key that are left of those that `mask` shows."""
+        if length <= self.top_k:
+            return mask.pairs(length)
+        run = mask.interval(np.arange(length))
+        if run is None:  # at most
+            return min(mask.pairs(length), self.top_k * length)
+        first, last = np.maximum(run[0], 0), np.minimum(run[1], length - 1)
+        return int(np.clip(last - first + 1, 0, self.top_k).sum())
 
 
 @node
@@ -175,7 +222,8 @@ class LatentAttention(Node):
     """Keys and values from one small latent that is all the cache keeps. DeepSeek-V2, section 2.1 (MLA).
 
     Queries and keys are `head_dim` content dimensions and `rotary_dim` rotated ones; the rotated
-    key is shared by all heads. `query_rank` None: queries are projected directly.
+    key is shared by all heads. `query_rank` None: queries are projected directly. With an `indexer`
+    a query sees only what it chooses.
     """
 
     heads: int
@@ -189,6 +237,7 @@ class LatentAttention(Node):
     mask: Mask = Causal()
     norm: Norm = RMSNorm()
     bias: str = field(default="", kw_only=True)  # of "a" (the two down-projections) and "o"
+    indexer: Indexer | None = field(default=None, kw_only=True)
 
     role = "attention"
 
@@ -206,17 +255,22 @@ class LatentAttention(Node):
         yield from linear("key_up", self.heads * self.head_dim, self.rank)
         yield from linear("value_up", self.heads * self.value_dim, self.rank)
         yield from linear("output", width, self.heads * self.value_dim, "o" in self.bias)
+        yield from part("indexer", self.indexer, width, self.query_rank or width)
 
     def cached(self) -> tuple[tuple[int, int], ...]:
         """What is kept of a token: the latent, and the rotated key that all heads share."""
         return (1, self.rank), (1, self.rotary_dim)
 
     def cache_values(self, length: int, source: int) -> int:
-        return (self.rank + self.rotary_dim) * length
+        index = self.indexer.head_dim if self.indexer is not None and self.indexer.own else 0
+        return (self.rank + self.rotary_dim + index) * length
 
     def mixing_flops(self, length: int, source: int) -> int:
         per_pair = 2 * self.heads * (self.head_dim + self.rotary_dim + self.value_dim)
-        return per_pair * self.mask.pairs(length)
+        if self.indexer is None:
+            return per_pair * self.mask.pairs(length)
+        choosing = 2 * self.indexer.heads * (self.indexer.head_dim + 1) * self.indexer.own
+        return per_pair * self.indexer.chosen(self.mask, length) + choosing * self.mask.pairs(length)
 
 
 @node

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from qkv.spec.node import Node, Tensor, linear, node, part, vector
+from qkv.spec.norms import Norm
 
 
 @node
@@ -68,7 +69,8 @@ class Router(Node):
     that takes part in choosing but not in weighing (DeepSeek-V3). `groups`: experts are in groups
     of which the best `top_groups` are eligible, ranked by the sum of their `group_best` best scores
     (DeepSeek-V3: 2, V2: 1). `scales` says what the weight multiplies: the expert's "output", or its
-    "input" (Llama 4).
+    "input" (Llama 4). `norm` is on what the logits are made of, `logit_scale` multiplies them, and
+    `gain` is a learned factor on each expert's weight (Gemma 4).
 
     `chosen_by` says who chooses: each of the "tokens" its experts, or each of the "experts" its tokens
     among all of the sequence (Zhou et al. 2022), so that an output depends on later tokens.
@@ -88,6 +90,9 @@ class Router(Node):
     scales: Literal["output", "input"] = "output"
     chosen_by: Literal["tokens", "experts"] = "tokens"
     capacity: float | None = None
+    norm: Norm | None = None
+    logit_scale: float = 1.0
+    gain: bool = False
 
 
 @node
@@ -95,7 +100,9 @@ class Experts(Node):
     """`count` experts of which each token uses `top_k`, and one shared expert that all tokens use.
 
     Where experts choose, `top_k` is how many a token has on average. `shared_gate`: the shared
-    expert's output is multiplied by the sigmoid of one number a token (Qwen2-MoE).
+    expert's output is multiplied by the sigmoid of one number a token (Qwen2-MoE). `norm` is on what
+    the chosen experts read, not on what the router and the shared one do. `latent`: the chosen
+    experts read and write so many dimensions, between two maps that all share (Nemotron 3).
     """
 
     count: int
@@ -104,6 +111,8 @@ class Experts(Node):
     router: Router = Router()
     shared_expert: Dense | Gated | None = None
     shared_gate: bool = False
+    norm: Norm | None = None
+    latent: int | None = None
 
     role = "feed_forward"
 
@@ -112,7 +121,14 @@ class Experts(Node):
         yield from linear("router", self.count, width, self.router.bias)
         if self.router.balance:
             yield vector("router.balance", self.count)
-        for tensor in part("expert", self.expert, width):
+        if self.router.gain:
+            yield vector("router.gain", self.count)
+        yield from part("router.norm", self.router.norm, width)
+        yield from part("norm", self.norm, width)
+        if self.latent is not None:
+            yield from linear("latent_down", self.latent, width)
+            yield from linear("latent_up", width, self.latent)
+        for tensor in part("expert", self.expert, self.latent or width):
             yield tensor._replace(shape=(self.count, *tensor.shape), used=tensor.size * self.top_k)
         yield from part("shared_expert", self.shared_expert, width)
         if self.shared_gate:

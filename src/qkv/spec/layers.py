@@ -15,10 +15,11 @@ Mixer = Attention | CrossAttention | LatentAttention | GatedDelta | StateSpace |
 
 @node
 class Branch(Node):
-    """A mixer behind a norm of its own, for steps whose branches are normalised apart."""
+    """A mixer with norms of its own before and after, for steps whose branches are normalised apart."""
 
     mixer: Mixer
     norm: Norm | None = None
+    after: Norm | None = None
 
 
 @node
@@ -37,12 +38,15 @@ class Gate(Node):
 
 @node
 class Sublayer(Node):
-    """One residual step: x <- post(skip * x + gate * scale * after(sum of branch_i(norm_i(before(x)))))."""
+    """One residual step: x <- post(skip * x + gate * scale * after(sum of branch_i(norm_i(before(x))))).
+
+    A gate in place of the last norm multiplies the whole stream (Gemma 4).
+    """
 
     branches: tuple[Branch, ...]
     before: Norm | None = None
     after: Norm | None = None
-    post: Norm | None = None
+    post: Norm | Gate | None = None
     skip: float = 1.0
     scale: float = 1.0
     gate: Gate | None = None
@@ -80,6 +84,7 @@ class Layer(Node):
             for name, branch in branches:
                 yield from part(f"{name}_norm", branch.norm, *sizes)
                 yield from part(name, branch.mixer, *sizes)
+                yield from part(f"{name}_norm_after", branch.after, *sizes)
             yield from part(f"{step}_after", sublayer.after, *sizes)
             yield from part(f"{step}_gate", sublayer.gate, *sizes)
             yield from part(f"{step}_post", sublayer.post, *sizes)
@@ -112,6 +117,7 @@ class Layer(Node):
                 found[f"{step}_{slot}"] = getattr(sublayer, slot)
             for name, branch in branches:
                 found[f"{name}_norm"], found[name] = branch.norm, branch.mixer
+                found[f"{name}_norm_after"] = branch.after
         return found
 
 
@@ -178,7 +184,7 @@ def arrangement(layer: Layer) -> tuple[str, dict[str, object]] | None:
     """Which of the functions above makes this layer, and with what keywords; None where none does."""
     first = layer.sublayers[0]
     branches = [branch for sublayer in layer.sublayers for branch in sublayer.branches]
-    candidates: tuple[tuple[Callable[..., Layer], Norm | None, dict[str, object]], ...] = (
+    candidates: tuple[tuple[Callable[..., Layer], Norm | Gate | None, dict[str, object]], ...] = (
         (pre_norm, first.before, {"scale": first.scale}),
         (post_norm, first.post, {"skip": first.skip}),
         (sandwich, first.before, {}),

@@ -48,9 +48,13 @@ class Stack(Node):
 
 @node
 class Replace(Node):
-    """The tower's rows take the places of this token in the stack they feed."""
+    """The tower's rows take the places of this token in the stack they feed.
+
+    `both_ways`: there the rows of one image see one another, whatever the stack's masks say (Gemma 3).
+    """
 
     token: int
+    both_ways: bool = False
 
 
 @node

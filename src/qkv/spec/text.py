@@ -88,7 +88,9 @@ def _call(node: Node) -> tuple[str, Arguments]:
         plain = {"norm": LayerNorm(), "scale": 1.0, "skip": 1.0, "norms": 1, "shared": None}
         mixers = [("", mixer) for _, mixer in node.mixers()]
         return name, mixers + [(k, v) for k, v in keywords.items() if v != plain[k]]
-    if isinstance(node, Sublayer) and not any(branch.norm or branch.shared for branch in node.branches):
+    if isinstance(node, Sublayer) and not any(
+        branch.norm or branch.after or branch.shared for branch in node.branches
+    ):
         return "step", [("", branch.mixer) for branch in node.branches] + _arguments(node)[1:]
     return type(node).__name__, _arguments(node)
 
