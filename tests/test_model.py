@@ -88,6 +88,15 @@ def test_every_type_generates(folder: Path, model: Model, dtype: Any) -> None:
     assert len(done.tokens) == 5 and done.logprobs[0] == pytest.approx(expected.logprobs[0], abs=0.05)
 
 
+def test_a_model_runs_on_the_backend_it_is_told(folder: Path, model: Model) -> None:
+    fused = qkv.load(folder).use("sdpa")
+    assert {part.backend.name for part in fused.network.modules() if hasattr(part, "backend")} == {"sdpa"}  # type: ignore[union-attr]
+    assert_close(fused(TOKENS), model(TOKENS))
+    assert fused.generate("ABC", max_new_tokens=8).tokens == model.generate("ABC", max_new_tokens=8).tokens
+    with pytest.raises(RequestError, match="no backend 'fast'; there are reference, sdpa, flex"):
+        fused.use("fast")
+
+
 def test_a_list_of_prompts_is_a_batch(model: Model) -> None:
     prompts: list[Any] = ["ABC", [65, 66], "a longer prompt"]
     found = model.generate(prompts, max_new_tokens=6)

@@ -20,6 +20,7 @@ from qkv.engine import Completion, Options, Request
 from qkv.errors import RequestError, TokenizerError, UnsupportedError
 from qkv.generation_config import NAME as GENERATION
 from qkv.nn import Layout, NoTap, Tap, Taps, tap_names
+from qkv.nn.backends import named, use
 from qkv.spec import Language, Model as Spec, MultiToken, PooledEmbedding, Tokens
 from qkv.text import Tokenizer
 
@@ -189,6 +190,15 @@ class Model:
         if self.tokenizer is None:
             raise TokenizerError("This source has no tokenizer, so it cannot chat.")
         return self.tokenizer.chat([dict(message) for message in messages])
+
+    def use(self, backend: str) -> Model:
+        """Makes attention run on "reference", "sdpa" (torch's fused kernel) or "flex" (torch's compiler).
+
+        Each equals the reference. Raises UnsupportedError, naming what a backend lacks of this
+        model's attention, and then changes nothing.
+        """
+        use(self.network, named(backend))
+        return self
 
     @contextmanager
     def tap(self, names: str | Iterable[str] | Mapping[str, Any]) -> Iterator[Taps]:

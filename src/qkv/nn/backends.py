@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv import spec
-from qkv.errors import UnsupportedError
+from qkv.errors import RequestError, UnsupportedError
 from qkv.nn.taps import NoTap, Tap
 
 Beside = Callable[[Tensor], Tensor | None]
@@ -105,6 +105,17 @@ def with_sink(
         bias = logits.new_zeros(1, 1, 1, 1)
     bias = bias.expand(batch, heads, queries, mask.shape[-1])
     return key, value, F.pad(mask, (0, 1), value=True), torch.cat([bias, logits], -1)
+
+
+def named(name: str) -> Backend:
+    """The backend called "reference", "sdpa" or "flex"."""
+    from qkv.nn.flex import Flex  # they import this file
+    from qkv.nn.sdpa import SDPA
+
+    known: dict[str, type[Backend]] = {"reference": Reference, "sdpa": SDPA, "flex": Flex}
+    if name not in known:
+        raise RequestError(f"There is no backend {name!r}; there are {', '.join(known)}.")
+    return known[name]()
 
 
 def use(module: nn.Module, backend: Backend) -> None:
