@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import re
@@ -83,6 +82,8 @@ def _only_gguf(folder: Path) -> Path:
 
 
 def _packaged(name: str, model: Packaged) -> Path:
+    import hashlib  # slow to import, and needed here alone
+
     spec = importlib.util.find_spec(model.package.replace("-", "_"))
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / model.file

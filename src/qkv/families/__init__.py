@@ -12,8 +12,6 @@ from importlib import import_module
 from typing import Any
 
 from qkv.errors import ConfigError
-from qkv.families import gguf
-from qkv.families.architectures import ARCHITECTURES, whole_norms
 from qkv.families.config import Config, Record, shown
 from qkv.families.family import Description, Family
 
@@ -148,6 +146,9 @@ def describe_gguf(
     record: Record | None = None,
 ) -> Description:
     """From the metadata and tensors of a GGUF file; `record` as for `describe`."""
+    from qkv.families import gguf  # a configuration does not wait for it
+    from qkv.families.architectures import ARCHITECTURES, whole_norms
+
     kind = gguf.architecture(metadata, where)
     told = gguf.known(kind)
     found = family_of(told.family, where).describe(
