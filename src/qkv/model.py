@@ -20,7 +20,7 @@ from qkv.engine import Completion, Options, Request
 from qkv.errors import RequestError, TokenizerError, UnsupportedError
 from qkv.generation_config import NAME as GENERATION
 from qkv.nn import Layout, NoTap, Tap, Taps, tap_names
-from qkv.nn.backends import named, use
+from qkv.nn.choice import named, use
 from qkv.spec import Language, Model as Spec, MultiToken, PooledEmbedding, Tokens
 from qkv.text import Tokenizer
 

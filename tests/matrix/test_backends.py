@@ -7,7 +7,8 @@ import torch
 
 from qkv.errors import UnsupportedError
 from qkv.nn import ContiguousCache, Layout, Taps, Transformer, tap_names
-from qkv.nn.backends import Backend, Reference, use
+from qkv.nn.backends import Backend, Reference
+from qkv.nn.choice import use
 from qkv.nn.flex import Flex
 from qkv.nn.sdpa import SDPA
 from qkv.spec import Model

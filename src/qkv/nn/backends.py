@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from qkv import spec
-from qkv.errors import RequestError, UnsupportedError
 from qkv.nn.taps import NoTap, Tap
 
 Beside = Callable[[Tensor], Tensor | None]
@@ -105,32 +104,6 @@ def with_sink(
         bias = logits.new_zeros(1, 1, 1, 1)
     bias = bias.expand(batch, heads, queries, mask.shape[-1])
     return key, value, F.pad(mask, (0, 1), value=True), torch.cat([bias, logits], -1)
-
-
-def named(name: str) -> Backend:
-    """The backend called "reference", "sdpa" or "flex"."""
-    from qkv.nn.flex import Flex  # they import this file
-    from qkv.nn.sdpa import SDPA
-
-    known: dict[str, type[Backend]] = {"reference": Reference, "sdpa": SDPA, "flex": Flex}
-    if name not in known:
-        raise RequestError(f"There is no backend {name!r}; there are {', '.join(known)}.")
-    return known[name]()
-
-
-def use(module: nn.Module, backend: Backend) -> None:
-    """Makes every attention in the module run on this backend.
-
-    Raises UnsupportedError, naming what is lacking, before anything is changed. Taps of scores and
-    weights are still answered: a call that reads them runs on the reference.
-    """
-    parts: list[Any] = [part for part in module.modules() if hasattr(part, "backend")]
-    for part in parts:
-        lacking = backend.lacks(part.node)
-        if lacking is not None:
-            raise UnsupportedError(f"The {backend.name} backend lacks {lacking}; use the reference.")
-    for part in parts:
-        part.backend = backend
 
 
 def normalise(scores: Tensor, sink: Tensor | None = None) -> Tensor:

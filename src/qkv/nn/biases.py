@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -12,10 +12,7 @@ from qkv import spec
 from qkv.nn.build import build, implements
 from qkv.nn.layout import Layout
 from qkv.nn.linear import Linear
-from qkv.nn.positions import AttentionPosition, sinusoids
-
-if TYPE_CHECKING:
-    from qkv.nn.attention import Attention
+from qkv.nn.positions import AttentionPosition, Projecting, sinusoids
 
 ByHead = Float[Tensor, "batch heads query key"]
 
@@ -32,7 +29,7 @@ class Alibi(AttentionPosition):
         super().__init__()
         self.slopes = node.slopes(heads)
 
-    def bias(self, query: Tensor, key: Tensor, layout: Layout, attention: Attention) -> ByHead:
+    def bias(self, query: Tensor, key: Tensor, layout: Layout, attention: Projecting) -> ByHead:
         slopes = torch.tensor(self.slopes, device=query.device)[:, None, None]
         return -slopes * layout.distances.abs()[:, None].float()
 
@@ -46,7 +43,7 @@ class Buckets(AttentionPosition):
         self.node, self.starts = node, node.starts()
         self.weight = nn.Parameter(torch.empty(node.buckets, heads))
 
-    def bias(self, query: Tensor, key: Tensor, layout: Layout, attention: Attention) -> ByHead:
+    def bias(self, query: Tensor, key: Tensor, layout: Layout, attention: Projecting) -> ByHead:
         buckets = layout.once(("buckets", self.starts, self.node.bidirectional), lambda: self.of(layout))
         return self.weight.float()[buckets].permute(0, 3, 1, 2)
 
@@ -74,7 +71,7 @@ class Shaw(AttentionPosition):
         self.key = Vectors(*shape)
         self.value = Vectors(*shape) if node.values else None
 
-    def bias(self, query: Tensor, key: Tensor, layout: Layout, attention: Attention) -> ByHead:
+    def bias(self, query: Tensor, key: Tensor, layout: Layout, attention: Projecting) -> ByHead:
         products = query.float() @ self.key.by_head().transpose(-1, -2)
         return attention.scale * at(products, self.clipped(layout))
 
@@ -128,7 +125,7 @@ class RelativeSinusoidal(AttentionPosition):
         self.key = Linear(width, heads * head_dim)
         self.biases = cast(HeadBiases, build(node.biases, width, heads, head_dim))
 
-    def bias(self, query: Tensor, key: Tensor, layout: Layout, attention: Attention) -> ByHead:
+    def bias(self, query: Tensor, key: Tensor, layout: Layout, attention: Projecting) -> ByHead:
         content, distance = self.biases.content.float(), self.biases.distance.float()
         asked, places = layout.once(("sinusoids", self.base, self.width), lambda: self.sinusoids(layout))
         keys = self.key(asked).float().unflatten(-1, content.shape).transpose(0, 1)

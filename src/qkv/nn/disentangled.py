@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -14,10 +12,7 @@ from qkv.nn.biases import at, steps
 from qkv.nn.build import build, build_if, implements
 from qkv.nn.layout import Layout
 from qkv.nn.linear import Linear
-from qkv.nn.positions import AttentionPosition
-
-if TYPE_CHECKING:
-    from qkv.nn.attention import Attention
+from qkv.nn.positions import AttentionPosition, Projecting
 
 
 @implements(spec.RelativeTable)
@@ -56,7 +51,7 @@ class Disentangled(AttentionPosition):
         self.query = Linear(width, heads * head_dim, bias=True) if own_query else None
 
     def bias(
-        self, query: Tensor, key: Tensor, layout: Layout, attention: Attention
+        self, query: Tensor, key: Tensor, layout: Layout, attention: Projecting
     ) -> Float[Tensor, "batch heads query key"] | None:
         places = layout.once(("disentangled", self.starts, self.node.reach), lambda: self.rows(layout))
         terms, table = [], self.table()[None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -12,9 +12,6 @@ from qkv import spec
 from qkv.errors import RequestError
 from qkv.nn.build import implements
 from qkv.nn.layout import Layout
-
-if TYPE_CHECKING:
-    from qkv.nn.attention import Attention
 
 
 @implements(spec.Learned)
@@ -60,6 +57,23 @@ def sinusoids(
     return torch.stack([sine, cosine], -1).flatten(-2)
 
 
+class Projecting(Protocol):
+    """What a position scheme may ask of the attention it stands in."""
+
+    @property
+    def scale(self) -> float:
+        """What the product of a query and a key is multiplied by."""
+        ...
+
+    def as_queries(
+        self, x: Float[Tensor, "batch length width"]
+    ) -> Float[Tensor, "batch heads length head_dim"]: ...
+
+    def as_keys(
+        self, x: Float[Tensor, "batch length width"]
+    ) -> Float[Tensor, "batch kv_heads length head_dim"]: ...
+
+
 class AttentionPosition(nn.Module):
     """A position scheme inside attention: it turns queries and keys, biases scores, or adds to values.
 
@@ -79,7 +93,7 @@ class AttentionPosition(nn.Module):
         query: Float[Tensor, "batch heads query head_dim"],
         key: Float[Tensor, "batch kv_heads key head_dim"],
         layout: Layout,
-        attention: Attention,
+        attention: Projecting,
     ) -> Float[Tensor, "#batch heads query key"] | None:
         """What is added to the scaled scores, in fp32."""
         return None
