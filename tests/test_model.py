@@ -88,6 +88,16 @@ def test_every_type_generates(folder: Path, model: Model, dtype: Any) -> None:
     assert len(done.tokens) == 5 and done.logprobs[0] == pytest.approx(expected.logprobs[0], abs=0.05)
 
 
+@pytest.mark.parametrize("messages", ["Hi", {"role": "user"}, ["Hi"], [5]])
+def test_what_is_no_conversation_is_refused(smollm2: Model, messages: Any) -> None:
+    with pytest.raises(RequestError, match="A conversation is a list of messages"):
+        smollm2.chat(messages)
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    assert set(dir(qkv)) == {"Model", "QkvError", "__version__", "compare", "inspect", "load"}
+
+
 def test_a_model_runs_on_the_backend_it_is_told(folder: Path, model: Model) -> None:
     fused = qkv.load(folder).use("sdpa")
     assert {part.backend.name for part in fused.network.modules() if hasattr(part, "backend")} == {"sdpa"}  # type: ignore[union-attr]

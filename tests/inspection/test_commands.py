@@ -89,3 +89,17 @@ def test_a_missing_source_is_one_sentence(run: Run) -> None:
     for arguments in (("inspect", "no-such-model"), ("compare", "no-such-model", "smollm2")):
         status, out, err = run(*arguments)
         assert status != 0 and out == "" and len(err.strip().splitlines()) == 1
+
+
+def test_what_is_not_known_is_not_called_alike(run: Run, llama: Path, tmp_path: Path) -> None:
+    unknown, odd = tmp_path / "unknown.json", tmp_path / "odd.json"
+    unknown.write_text(json.dumps({"model_type": "nothing_known", "hidden_dim": 2}))
+    odd.write_text(json.dumps({**json.loads(llama.read_text()), "mystery": 2}))
+    status, out, _ = run("compare", unknown, unknown)
+    assert status == 0 and "alike" not in out and out.count("hidden_dim") == 2
+    status, out, _ = run("compare", llama, odd)
+    assert status == 0 and "alike" not in out and "+ mystery = 2" in out
+    status, out, _ = run("compare", llama, llama)
+    assert "The two are described alike." in out
+    status, out, _ = run("compare", llama, odd, "--json")
+    assert json.loads(out)["unknown"] == {"left": [], "right": ["mystery = 2"]}

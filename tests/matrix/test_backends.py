@@ -11,9 +11,8 @@ from qkv.nn.backends import Backend, Reference
 from qkv.nn.choice import use
 from qkv.nn.flex import Flex
 from qkv.nn.sdpa import SDPA
-from qkv.spec import Model
-from tests.matrix.test_invariants import ALL, LENGTH, beside, some_tokens
-from tests.support import assert_close, random_model, relative
+from tests.matrix.test_invariants import ALL, LENGTH, beside, built, some_tokens
+from tests.support import assert_close, relative
 
 BACKENDS: dict[str, Backend] = {"sdpa": SDPA(), "flex": Flex(compiled=False)}
 LACKING = {("sdpa", "cap"): "a soft cap"} | {
@@ -30,8 +29,8 @@ def layouts() -> dict[str, Layout]:
     return {"whole": Layout.unpadded(2, LENGTH), "padded": Layout.padded(present)}
 
 
-def on(backend: str, model: Model) -> Transformer:
-    network = random_model(model)
+def on(backend: str, name: str) -> Transformer:
+    network = built(name)
     use(network, BACKENDS[backend])
     return network
 
@@ -42,9 +41,9 @@ def test_equals_the_reference(backend: str, name: str) -> None:
     missing = LACKING.get((backend, name))
     if missing is not None:
         with pytest.raises(UnsupportedError, match=f"{backend} backend lacks {missing}"):
-            on(backend, ALL[name])
+            on(backend, name)
         return
-    reference, fast, tokens = random_model(ALL[name]), on(backend, ALL[name]), some_tokens(2)
+    reference, fast, tokens = built(name), on(backend, name), some_tokens(2)
     with torch.no_grad():  # flex computes forward only here
         for layout in layouts().values():
             given = beside(reference, 2)
@@ -53,7 +52,7 @@ def test_equals_the_reference(backend: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in ALL if ("sdpa", name) not in LACKING])
 def test_gradients_equal_the_reference(name: str) -> None:
-    reference, fast, tokens = random_model(ALL[name]), on("sdpa", ALL[name]), some_tokens(2)
+    reference, fast, tokens = built(name), on("sdpa", name), some_tokens(2)
     for model in (reference, fast):
         model(tokens, layout=layouts()["padded"], **beside(model, 2)).square().sum().backward()
     for (place, expected), found in zip(reference.named_parameters(), fast.parameters(), strict=True):
@@ -64,14 +63,14 @@ def test_gradients_equal_the_reference(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["grouped", "sink"])
 def test_cached_equals_whole(name: str) -> None:
-    fast, tokens = on("sdpa", ALL[name]), some_tokens(2)
+    fast, tokens = on("sdpa", name), some_tokens(2)
     cache = ContiguousCache(fast.spec.trunk, 2, LENGTH)
     pieces = [fast(piece, cache=cache) for piece in tokens.split([5, 1, 7], dim=1)]
-    assert_close(torch.cat(pieces, 1), random_model(ALL[name])(tokens))
+    assert_close(torch.cat(pieces, 1), built(name)(tokens))
 
 
 def test_a_tap_of_weights_is_answered_by_the_reference() -> None:
-    fast, tokens = on("sdpa", ALL["grouped"]), some_tokens(1)
+    fast, tokens = on("sdpa", "grouped"), some_tokens(1)
     taps = Taps(["layers.0.attention.weights", "layers.1.attention.heads"], tap_names(fast.spec))
     fast(tokens, tap=taps)
     assert_close(taps["layers.0.attention.weights"].sum(-1), torch.ones(1, 4, LENGTH))
@@ -81,7 +80,7 @@ def test_a_tap_of_weights_is_answered_by_the_reference() -> None:
 @pytest.mark.parametrize("point", ["scores", "weights"])
 def test_either_tap_alone_is_answered_by_the_reference(point: str) -> None:
     seen = []
-    for network in (on("sdpa", ALL["grouped"]), random_model(ALL["grouped"])):
+    for network in (on("sdpa", "grouped"), built("grouped")):
         taps = Taps([f"layers.1.attention.{point}"], tap_names(network.spec))
         network(some_tokens(1), tap=taps)
         seen.append(taps[f"layers.1.attention.{point}"].nan_to_num(neginf=0.0))
@@ -89,7 +88,7 @@ def test_either_tap_alone_is_answered_by_the_reference(point: str) -> None:
 
 
 def test_what_a_backend_lacks_changes_nothing() -> None:
-    network = random_model(ALL["cap"])
+    network = built("cap")
     with pytest.raises(UnsupportedError, match="use the reference"):
         use(network, SDPA())
     assert all(layer.attention.backend.name == "reference" for layer in network.trunk.layers)  # type: ignore[union-attr]
@@ -98,7 +97,7 @@ def test_what_a_backend_lacks_changes_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grouped", "window", "cap", "sink", "bidirectional-window"])
 def test_compiled_flex_equals_the_reference(name: str) -> None:
-    network, tokens = random_model(ALL[name]), some_tokens(2)
+    network, tokens = built(name), some_tokens(2)
     with torch.no_grad():
         for layout in layouts().values():
             use(network, Reference())

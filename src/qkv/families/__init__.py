@@ -15,7 +15,7 @@ from qkv.errors import ConfigError
 from qkv.families.config import Config, Record, shown
 from qkv.families.family import Description, Family
 
-# the file of each model type: one is imported when it is asked for, as sixty would take a while
+# the file of each model type: one is imported when it is asked for, as all would take a while
 FILES = {
     "albert": "albert",
     "bart": "bart",

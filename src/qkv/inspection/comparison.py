@@ -55,7 +55,7 @@ class Comparison:
         width = width or terminal_width()
         yield from heading(self.left, width, "- ")
         yield from heading(self.right, width, "+ ")
-        if not self.changes:
+        if not self.changes and not self.unknown():
             yield "The two are described alike."
         for change in self.changes:
             yield ""
@@ -71,6 +71,15 @@ class Comparison:
                 yield from wrapped(label, str(consequence), width)
                 label = ""
 
+        for sign, what in self.unknown():
+            yield ""
+            yield from wrapped("Not known", f"{sign} {what}", width)
+
+    def unknown(self) -> tuple[tuple[str, str], ...]:
+        """What of either could not be read, and so could not be compared."""
+        sides = (("-", self.left), ("+", self.right))
+        return tuple((sign, "; ".join(side.unknown)) for sign, side in sides if side.unknown)
+
     def data(self) -> dict[str, Any]:
         both = self.left.model is not None and self.right.model is not None
         apart = difference(self.left.model, self.right.model) if both else ()  # type: ignore[arg-type]
@@ -80,6 +89,7 @@ class Comparison:
             "changes": [asdict(change) for change in self.changes],
             "consequences": [asdict(consequence) for consequence in self.consequences],
             "description": [str(d) for d in apart],
+            "unknown": {"left": list(self.left.unknown), "right": list(self.right.unknown)},
         }
 
 
