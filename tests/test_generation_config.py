@@ -45,6 +45,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
                  "pad_token_id": 1, "transformers_version": "4.27.0.dev0"},
     "T5": {"_from_model_config": True, "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0,
            "transformers_version": "4.27.0.dev0"},
+    "Whisper": {"alignment_heads": [[2, 2], [3, 0]], "begin_suppress_tokens": [220, 50257],
+                "decoder_start_token_id": 50258, "eos_token_id": 50257, "max_length": 448,
+                "forced_decoder_ids": [[1, None], [2, 50359]], "is_multilingual": True,
+                "lang_to_id": {"<|en|>": 50259}, "max_initial_timestamp_index": 50,
+                "no_timestamps_token_id": 50363, "prev_sot_token_id": 50361, "return_timestamps": False,
+                "suppress_tokens": [1, 2, 7], "task_to_id": {"transcribe": 50359, "translate": 50358}},
     "nothing said": {"temperature": None, "suppress_tokens": None, "no_such_key": None, "num_beams": 1,
                      "typical_p": 1.0, "guidance_scale": 1, "bad_words_ids": [], "sequence_bias": {},
                      "min_length": 0},
@@ -73,6 +79,13 @@ def test_what_would_be_lost_is_refused_naming_file_key_and_the_way_on(key: str) 
     message = str(problem.value)
     assert message.startswith(f"generation_config.json: {key} is {LOST.get(key, 5)!r}, which ")
     assert message.endswith(f'Pass ignore=("{key}",) to load without it.')
+
+
+def test_tokens_that_are_forced_are_lost_but_where_they_only_write_the_prompt() -> None:
+    with pytest.raises(ConfigError, match=r"forced_decoder_ids is .*, which is not known"):
+        check({"forced_decoder_ids": [[1, 5]]})
+    with pytest.raises(ConfigError, match="return_timestamps is True, which cannot be honoured yet"):
+        check({**PUBLISHED["Whisper"], "return_timestamps": True})
 
 
 def test_every_key_that_transformers_knows_has_its_place() -> None:

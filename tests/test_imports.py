@@ -14,8 +14,8 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "qkv"
 # from the ground up; a part may import itself and what stands before it
 HOUSE = [
     "errors", "memory", "sources", "spec", "families", "generation_config", "checkpoints", "text",
-    "inspection", "planning", "nn", "runtime", "loading", "engine", "model", "explanation", "context",
-    "train", "lineage", "serve", "claims", "cli",
+    "inspection", "planning", "nn", "runtime", "loading", "conversion", "engine", "model", "explanation",
+    "context", "train", "lineage", "serve", "claims", "cli",
 ]  # fmt: skip
 ONLY = {"lineage": {"errors", "spec", "nn", "lineage"}}
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -71,7 +71,9 @@ sampling = options(
     click.option(
         "--max-new-tokens", "-n", type=int, help="At most this many; default the model's own, or 256."
     ),
-    click.option("--temperature", type=float, help="0 is greedy."),
+    click.option(
+        "--temperature", type=float, help="0 is greedy; without it, other sampling options make it 1."
+    ),
     click.option("--top-k", type=int, help="Keep this many of the likeliest tokens."),
     click.option("--top-p", type=float, help="Keep the fewest tokens whose probabilities reach this."),
     click.option("--min-p", type=float, help="Keep tokens of at least this share of the likeliest."),
@@ -243,6 +245,29 @@ def compare(left: str, right: str, as_json: bool, html: Path | None) -> None:
         click.echo(json.dumps(found.data(), ensure_ascii=False))
     elif html is None:
         click.echo(str(found))
+
+
+@command(
+    "qkv convert ./Llama-3.1-8B llama.gguf",
+    "qkv convert ./Qwen3-8B qwen.gguf --type Q8_0",
+    "qkv convert model.gguf smaller.gguf --type Q4_K --json",
+    note="Types: F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0.",
+)
+@click.argument("source")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--type", help="What matrices are stored in; default the types they have, without loss.")
+@click.option("--ignore", multiple=True, help="A configuration key or tensor to do without.")
+@json_option
+def convert(source: str, out: Path, type: str | None, ignore: tuple[str, ...], as_json: bool) -> None:
+    """Write a model as one .gguf file, and what each type in it cost in bytes and in error.
+
+    SOURCE is a folder, a .gguf file, hub name, or smollm2.
+    """
+    from qkv import conversion
+
+    with _progress("converting") as progress:
+        done = conversion.convert(source, out, type, ignore, progress)
+    click.echo(json.dumps(done.data(), ensure_ascii=False) if as_json else str(done))
 
 
 def _write(path: Path, text: str) -> None:
@@ -470,7 +495,7 @@ def main() -> None:
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
     except click.UsageError as problem:
-        _fail(f"{problem.format_message().rstrip('.')}.", 2)
+        _fail(_sentence(problem.format_message()), 2)
     except QkvError as problem:
         _fail(str(problem), 2 if isinstance(problem, RequestError) else 1)
     except UnicodeDecodeError:
@@ -483,6 +508,10 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
     sys.exit(0)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?", ".)", "?)")) else f"{text}."
 
 
 def _fail(sentence: str, status: int) -> None:

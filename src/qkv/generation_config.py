@@ -84,6 +84,13 @@ IRRELEVANT = frozenset(
     diversity_penalty
     """.split()  # noqa: SIM905 (a word list reads better)
 )
+# what Whisper's prompt is written from, in a file that says which languages there are: the prompt is given
+SPOKEN = frozenset(
+    """
+    alignment_heads forced_decoder_ids is_multilingual lang_to_id language max_initial_timestamp_index
+    no_timestamps_token_id prev_sot_token_id task task_to_id
+    """.split()  # noqa: SIM905 (a word list reads better)
+)
 # values with which a key that is not honoured says nothing; null is one for all
 NEUTRAL: dict[str, Any] = {
     "bad_words_ids": [],
@@ -97,6 +104,7 @@ NEUTRAL: dict[str, Any] = {
     "num_beam_groups": 1,
     "penalty_alpha": 0,
     "remove_invalid_values": False,
+    "return_timestamps": False,
     "sequence_bias": {},
     "stop_strings": [],
     "token_healing": False,
@@ -106,8 +114,9 @@ NEUTRAL: dict[str, Any] = {
 
 def check(data: Mapping[str, Any]) -> None:
     """Raises ConfigError for a key that would be lost, or a value that cannot be, naming the way on."""
+    irrelevant = IRRELEVANT | SPOKEN if "is_multilingual" in data else IRRELEVANT
     for key, value in data.items():
-        if value is None or key in IRRELEVANT:
+        if value is None or key in irrelevant:
             continue
         if key in WORDS:
             if not any(type(value) is type(word) and value == word for word in WORDS[key]):

@@ -79,9 +79,8 @@ def load(
     Raises a QkvError: of the source, its configuration, its weights or its tokenizer, or for more
     memory than is free. Nothing is half loaded.
     """
-    path, ignore, where = find(source), _entries(ignore), _device(device)
-    in_folder = path.is_dir() or path.name.endswith(WEIGHT_FILES)
-    files = _open_folder(path, ignore) if in_folder else _open_gguf(path, ignore)
+    path, ignore, where = find(source), entries(ignore), _device(device)
+    files = opened(path, ignore)
     model = fill(files, _dtype(dtype, files.tensors), where, ignore, progress)
     return Loaded(
         model=model,
@@ -112,7 +111,17 @@ class _Files:
     modules: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _entries(ignore: str | Iterable[str] | None) -> tuple[str, ...]:
+def in_folder(path: Path) -> bool:
+    """Whether what `find` gave is a folder in Hugging Face layout, or a weight file in one."""
+    return path.is_dir() or path.name.endswith(WEIGHT_FILES)
+
+
+def opened(path: Path, ignore: tuple[str, ...] = ()) -> _Files:
+    """What the files say, each tensor still mapped."""
+    return _open_folder(path, ignore) if in_folder(path) else _open_gguf(path, ignore)
+
+
+def entries(ignore: str | Iterable[str] | None) -> tuple[str, ...]:
     """What to ignore as a tuple, of names that can be."""
     if isinstance(ignore, str):
         ignore = (ignore,)
@@ -173,9 +182,9 @@ def _open_folder(path: Path, ignore: tuple[str, ...]) -> _Files:
     modules = {} if sentence.MODULES in ignored else sentence.files(folder)
     if modules:
         description = replace(description, model=replace(description.model, head=sentence.head(modules)))
+    tensors = _today(path.name, tensors, description)
     if not any(name.startswith(description.prefix) for name in tensors):
         description = description.bare()
-    tensors = {_today(name, description.older): tensor for name, tensor in tensors.items()}
     tokenizer = from_folder(folder) if (folder / "tokenizer.json").is_file() else None
     stops = ends(generation, GENERATION) | ends(config, "config.json")
     stops |= tokenizer.eos_ids if tokenizer else frozenset()
@@ -185,12 +194,20 @@ def _open_folder(path: Path, ignore: tuple[str, ...]) -> _Files:
     )
 
 
-def _today(name: str, older: Mapping[str, str]) -> str:
-    """A tensor's name with today's ending."""
-    for ending, now in older.items():
-        if name.endswith(ending):
-            return name.removesuffix(ending) + now
-    return name
+def _today(
+    source: str, tensors: Mapping[str, StoredTensor], description: Description
+) -> dict[str, StoredTensor]:
+    """The tensors by their names of today."""
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        start = next((start for start in description.moved if name.startswith(start)), "")
+        end = next((end for end in description.older if name.endswith(end)), "")
+        now = description.moved.get(start, "") + name.removeprefix(start)
+        now = now.removesuffix(end) + description.older.get(end, "")
+        if now in found:
+            raise CheckpointError(f"{source} holds {now} twice, under another name as well.")
+        found[now] = tensor
+    return found
 
 
 def _dtype(asked: torch.dtype | str | None, tensors: Mapping[str, StoredTensor]) -> torch.dtype:
@@ -228,12 +245,7 @@ def fill(
     progress: Progress | None = None,
 ) -> Transformer:
     """The model with every parameter from the files; every tensor used, or known not to matter."""
-    if not files.description.weights:
-        raise UnsupportedError(f"{files.name}: this kind of model can be inspected but not loaded yet.")
-    _check_present(files)
-    places = weight_map(files.description)
-    _check_unused(files, places, ignore)
-    _check_tensors(files, places)
+    places = checked(files, ignore)
     _check_memory(files, dtype, device)
     # built once the files have proven the sizes: a configuration alone could ask for anything
     with torch.device("meta"):
@@ -251,6 +263,17 @@ def fill(
     model.load_state_dict(state, strict=False, assign=True)
     tie(model, files.description.model)
     return model.eval()
+
+
+def checked(files: _Files, ignore: tuple[str, ...] = ()) -> WeightMap:
+    """Where the parameters stand, once the files were seen to hold them all, as they must be, and no more."""
+    if not files.description.weights:
+        raise UnsupportedError(f"{files.name}: this kind of model can be inspected but not loaded yet.")
+    _check_present(files)
+    places = weight_map(files.description)
+    _check_unused(files, places, ignore)
+    _check_tensors(files, places)
+    return places
 
 
 def weight_map(description: Description) -> WeightMap:

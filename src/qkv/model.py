@@ -21,7 +21,7 @@ from qkv.errors import RequestError, TokenizerError, UnsupportedError
 from qkv.generation_config import NAME as GENERATION
 from qkv.nn import Layout, NoTap, Tap, Taps, tap_names
 from qkv.nn.choice import named, use
-from qkv.spec import Language, Model as Spec, MultiToken, PooledEmbedding, Tokens
+from qkv.spec import Language, Model as Spec, MultiToken, PooledEmbedding
 from qkv.text import Tokenizer
 
 Prompt = str | Sequence[int] | np.ndarray | torch.Tensor
@@ -87,15 +87,23 @@ class Model:
         }
         if layout is not None and not isinstance(layout, Layout):
             raise RequestError(f"layout must be a Layout or None, not of type {type(layout).__name__}.")
+        features = _placed(features, self.device)
         return self.network(**given, features=features, layout=layout, tap=self._tap)
 
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        features: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+        **options: Unpack[Options],
     ) -> Completion | list[Completion] | list[list[Completion]]:
         """Continues a prompt (text or token ids), or each of a list of prompts as one batch.
 
         Rows of an array (batch, length) are prompts of a batch. An encoder-decoder reads the prompt
-        and answers it. Greedy unless the model's generation config or the arguments say otherwise:
+        and answers it. `features` are the images (images, channels, height, across) whose rows take
+        their tokens' places in a prompt, or the audio (1, channels, frames) that it goes on from; of
+        a list of prompts, a list of these. Greedy unless the model's generation config or the
+        arguments say otherwise:
 
         - max_new_tokens: None is the generation config's, else 256, as far as the context allows.
         - stop: texts before which an answer stops; ignore_eos: end tokens do not stop it.
@@ -111,7 +119,8 @@ class Model:
         fail and there is one answer. Of several, those that fail have an `error`.
         """
         prompts, single = _prompts(prompt)
-        requests = [self.request(p, **options) for p in prompts]
+        beside = [features] if single else _each(features, len(prompts))
+        requests = [self.request(p, f, **options) for p, f in zip(prompts, beside, strict=True)]
         if not requests:
             raise RequestError("There is no prompt to continue.")
         found: dict[int, Completion] = {}
@@ -129,6 +138,7 @@ class Model:
         self,
         prompt: Prompt,
         *,
+        features: torch.Tensor | None = None,
         progress: Callable[[int, int], None] | None = None,
         **options: Unpack[Options],
     ) -> Stream:
@@ -141,19 +151,22 @@ class Model:
         if options.get("n") not in (None, 1):
             raise RequestError("A stream is of one answer: leave n out, or generate without a stream.")
         options["n"] = 1
-        request = self.request(prompt, **options)
+        request = self.request(prompt, features, **options)
         return Stream(engine.stream(self.loaded, [request], lambda: self._tap, progress), request)
 
-    def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
+    def request(
+        self,
+        prompt: Prompt,
+        features: Any = None,
+        **options: Unpack[Options],
+    ) -> Request:
         """A prompt and its arguments as the engine takes them."""
         if not isinstance(self.spec.head, Language | MultiToken):
             raise UnsupportedError("This model has no language head, so it cannot generate.")
         if self.spec.decoder is None:
             raise UnsupportedError("This model is an encoder, which fills in a text and cannot generate one.")
-        if self.spec.encoder is not None and not isinstance(self.spec.encoder.input, Tokens):
-            raise UnsupportedError("This model answers images or audio, which are no prompts yet.")
         ids = tuple(self.encode(prompt)) if isinstance(prompt, str) else _whole(prompt)
-        return engine.request(ids, self.loaded, options)
+        return engine.request(ids, self.loaded, options, features)
 
     def encode(self, text: str) -> list[int]:
         """The prompt's tokens, with the beginning token where the model's files ask for one."""
@@ -189,6 +202,8 @@ class Model:
         """A conversation as a prompt, by the model's own template. Contents cannot become control tokens."""
         if self.tokenizer is None:
             raise TokenizerError("This source has no tokenizer, so it cannot chat.")
+        if isinstance(messages, str | Mapping) or not all(isinstance(m, Mapping) for m in messages):
+            raise RequestError('A conversation is a list of messages: [{"role": "user", "content": "..."}].')
         return self.tokenizer.chat([dict(message) for message in messages])
 
     def use(self, backend: str) -> Model:
@@ -323,6 +338,24 @@ def _prompts(given: Any) -> tuple[list[Any], bool]:
     if rows and not isinstance(_plain(rows[0]), str | Sequence):
         return [given], True
     return rows, False
+
+
+def _each(features: Any, count: int) -> list[Any]:
+    """Those of each prompt of a list."""
+    if features is None:
+        return [None] * count
+    if not isinstance(features, list | tuple) or len(features) != count:
+        raise RequestError(
+            f"For a list of prompts features must be a list: {count:,}, one (or None) for each."
+        )
+    return list(features)
+
+
+def _placed(features: Any, device: torch.device) -> Any:
+    """Features, of one tower or of each, on a device."""
+    if isinstance(features, list | tuple):
+        return [_placed(one, device) for one in features]
+    return features.to(device) if isinstance(features, torch.Tensor) else features
 
 
 def _whole(prompt: Any) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ VOCAB = 61
 CAUSAL, BARE = "AutoModelForCausalLM", "AutoModel"
 MASKED, SEQUENCE = "AutoModelForMaskedLM", "AutoModelForSequenceClassification"
 PAIR = "AutoModelForSeq2SeqLM"
+TOKEN, SPAN = "AutoModelForTokenClassification", "AutoModelForQuestionAnswering"
 _IDS = {"vocab_size": VOCAB, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 _GPT2 = {**_IDS, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 40}
 _BART = {**_IDS, "pad_token_id": 0, "d_model": 32, "encoder_layers": 2, "decoder_layers": 3,
@@ -45,6 +46,8 @@ BASE: dict[str, dict[str, Any]] = {
                 "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 40},
     "distilbert": {"vocab_size": VOCAB, "dim": 32, "hidden_dim": 40, "n_layers": 3, "n_heads": 4,
                    "max_position_embeddings": 40},
+    "albert": _BERT, "nomic_bert": {**_BERT, "hidden_act": "silu"}, "deberta-v2": _BERT,
+    "modernbert": {**_BERT, "cls_token_id": 1, "sep_token_id": 2},
     "bart": _BART, "mbart": _BART, "pegasus": _BART, "marian": _BART,
 }  # fmt: skip
 _MANY = {"num_key_value_heads": "absent"}
@@ -68,6 +71,9 @@ _MIMO = {"head_dim": 12, "v_head_dim": 8, "sliding_window": 4, "n_routed_experts
          "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
                              for kind, theta in (("full_attention", 1e4), ("sliding_attention", 1e2))},
          }  # fmt: skip
+_DISTANCES = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True,
+              "position_buckets": 4, "max_relative_positions": -1, "norm_rel_ebd": "layer_norm",
+              "position_biased_input": False, "type_vocab_size": 0}  # fmt: skip
 _GEMMA4 = {"head_dim": 8, "global_head_dim": 16, "sliding_window": 4, "hidden_size_per_layer_input": 0,
            "layer_types": ["sliding_attention"] * 2 + ["full_attention"]}  # fmt: skip
 
@@ -231,6 +237,37 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "distilbert": ("distilbert", MASKED, {}),
     "distilbert-sequence": ("distilbert", SEQUENCE, {"num_labels": 3, "dim": 30, "n_heads": 3}),
     "distilbert-bare": ("distilbert", BARE, {}),
+    "albert": ("albert", MASKED, {"embedding_size": 20}),
+    "albert-odd": ("albert", MASKED, {"embedding_size": 7, "hidden_size": 21, "num_attention_heads": 3,
+                                      "num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2,
+                                      "tie_word_embeddings": False}),
+    "albert-sequence": ("albert", SEQUENCE, {"num_labels": 3}),
+    "albert-token": ("albert", TOKEN, {"num_labels": 3, "num_hidden_groups": 3}),
+    "albert-span": ("albert", SPAN, {}),
+    "albert-bare": ("albert", BARE, {}),
+    "modernbert": ("modernbert", MASKED, {"local_attention": 6}),
+    "modernbert-odd": ("modernbert", MASKED, {
+        "hidden_size": 30, "num_attention_heads": 3, "num_hidden_layers": 4, "local_attention": 4,
+        "norm_bias": True, "attention_bias": True, "mlp_bias": True, "decoder_bias": False,
+        "classifier_bias": True, "tie_word_embeddings": False, "global_attn_every_n_layers": 2}),
+    "modernbert-sequence": ("modernbert", SEQUENCE, {"num_labels": 3, "classifier_pooling": "mean"}),
+    "modernbert-bare": ("modernbert", BARE, {"local_attention": 8}),
+    "deberta": ("deberta-v2", MASKED, _DISTANCES),
+    "deberta-odd": ("deberta-v2", MASKED, {
+        **_DISTANCES, "hidden_size": 21, "num_attention_heads": 3, "position_buckets": -1,
+        "max_relative_positions": 6, "pos_att_type": ["p2c"], "norm_rel_ebd": "none", "type_vocab_size": 2,
+        "position_biased_input": True, "legacy": False}),
+    "deberta-sequence": ("deberta-v2", SEQUENCE, {**_DISTANCES, "num_labels": 3}),
+    "deberta-token": ("deberta-v2", TOKEN, {**_DISTANCES, "num_labels": 3, "embedding_size": 20}),
+    "deberta-untied": ("deberta-v2", MASKED, {**_DISTANCES, "tie_word_embeddings": False}),
+    "deberta-span": ("deberta-v2", SPAN, {"relative_attention": False}),
+    "deberta-bare": ("deberta-v2", BARE, _DISTANCES),
+    "nomic-bert": ("nomic_bert", MASKED, {}),
+    "nomic-bert-odd": ("nomic_bert", MASKED, {"hidden_size": 30, "num_attention_heads": 3,
+                                              "tie_word_embeddings": False, "type_vocab_size": 3}),
+    "nomic-bert-sequence": ("nomic_bert", SEQUENCE, {"num_labels": 3}),
+    "nomic-bert-token": ("nomic_bert", TOKEN, {"num_labels": 3}),
+    "nomic-bert-bare": ("nomic_bert", BARE, {}),
     "bart": ("bart", PAIR, {}),
     "bart-odd": ("bart", PAIR, {"d_model": 30, "encoder_attention_heads": 3, "decoder_attention_heads": 5,
                                 "scale_embedding": True}),

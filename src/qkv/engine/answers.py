@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float
 
 from qkv.engine.beams import Beams, BeamSearch, Hypothesis
+from qkv.engine.features import stand_ins
 from qkv.engine.logprobs import Logprobs
 from qkv.engine.processors import NONE_LEFT, Processor, Rules
 from qkv.engine.requests import Completion, Request, start_token
@@ -112,6 +114,7 @@ class _Scoring:
         self.request = request
         past = before(request, loaded)
         rules = Rules.read(loaded.generation, len(past), loaded.eos_ids)
+        rules = replace(rules, never=(*rules.never, *stand_ins(loaded.model.spec)))
         self.search = request.beams is not None
         self.processor = Processor(request.sampling, past, request.max_new_tokens, rules, self.search)
 

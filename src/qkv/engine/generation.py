@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from itertools import accumulate
 
+import torch
+
+from qkv.engine import features
 from qkv.engine.answers import Answers, Move, answers
 from qkv.engine.requests import Completion, Request, check, start_token
 from qkv.engine.runner import Progress, Runner, check_memory
@@ -28,12 +31,16 @@ def stream(
     """
     for request in requests:
         check(request, loaded)
+        features.check(request, loaded)
+    beside = features.joined(requests, loaded)
     start = start_token(loaded)
     longest = max(len(request.prompt) for request in requests)
     reach = max(request.max_new_tokens for request in requests)
-    capacity, source = (longest + reach - 1, 0) if start is None else (reach, longest)
+    read = features.rows(beside, loaded)
+    capacity, source = (longest + reach - 1, read) if start is None else (reach, longest)
     check_memory(loaded.model, sum(request.rows for request in requests), capacity, source)
-    return _serve(loaded, requests, Runner(loaded.model, len(requests), capacity, tap), start, progress)
+    runner = Runner(loaded.model, len(requests), capacity, tap)
+    return _serve(loaded, requests, runner, start, beside, progress)
 
 
 def _serve(
@@ -41,6 +48,7 @@ def _serve(
     requests: Sequence[Request],
     runner: Runner,
     start: int | None,
+    beside: torch.Tensor | None,
     progress: Progress | None,
 ) -> Generator[tuple[int, str, Completion], None, None]:
     started = time.perf_counter()
@@ -48,7 +56,10 @@ def _serve(
     numbers = list(accumulate((request.n for request in requests), initial=0))
     places = list(accumulate((request.rows for request in requests), initial=0))
     prompts = [request.prompt for request in requests]
-    logits = runner.read(prompts, progress) if start is None else runner.begin(start, prompts, progress)
+    if start is None:
+        logits = runner.read(prompts, progress, beside)
+    else:
+        logits = runner.begin(start, prompts, progress)
     owners = [i for i, request in enumerate(requests) for _ in range(request.rows)]
     if len(owners) > len(requests):
         runner.select(owners)

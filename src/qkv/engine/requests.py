@@ -7,19 +7,21 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Literal
 
+import torch
+
 from qkv.engine.beams import BeamSearch
 from qkv.engine.logprobs import Kind
 from qkv.engine.sampling import GREEDY, Asked, Sampling
 from qkv.errors import ConfigError, RequestError
 from qkv.generation_config import NAME as GENERATION, SAMPLES, Bounds, token_ids as forced_ids
 from qkv.loading import Loaded
-from qkv.spec import Language, Learned, Stack, Tokens
+from qkv.spec import Language, Learned, Model, Stack, Tokens
 from qkv.text import StopStrings, Tokenizer
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to continue and when to stop. For an encoder-decoder the prompt is what the encoder reads.
+    """What to continue and when to stop. An encoder of tokens reads the prompt; another, the features.
 
     `n` answers are wanted: samples, or with `beams` the best of the search. `logprobs` says which
     are reported, and `top_logprobs` of how many of the likeliest tokens beside the chosen one.
@@ -34,6 +36,7 @@ class Request:
     beams: BeamSearch | None = None
     logprobs: Kind = "raw"
     top_logprobs: int = 0
+    features: torch.Tensor | None = field(default=None, compare=False)
 
     @property
     def rows(self) -> int:
@@ -90,7 +93,9 @@ class Completion:
         return (len(self.tokens) - 1) / self.decode_seconds if self.decode_seconds else 0.0
 
 
-def request(prompt: tuple[int, ...], loaded: Loaded, asked: Mapping[str, Any]) -> Request:
+def request(
+    prompt: tuple[int, ...], loaded: Loaded, asked: Mapping[str, Any], features: torch.Tensor | None = None
+) -> Request:
     """A prompt and what is asked for, over what the model's files say, over the defaults."""
     known = Options.__annotations__.keys()
     for name in asked:
@@ -121,6 +126,7 @@ def request(prompt: tuple[int, ...], loaded: Loaded, asked: Mapping[str, Any]) -
         beams,
         given.get("logprobs", "raw"),
         given.get("top_logprobs", 0),
+        features,
     )
 
 
@@ -159,9 +165,14 @@ def _token_of(text: str, tokenizer: Tokenizer | None) -> int:
     return ids[0]
 
 
+def reads_prompt(spec: Model) -> bool:
+    """Whether an encoder reads the prompt; else the prompt is what goes on."""
+    return spec.encoder is not None and isinstance(spec.encoder.input, Tokens)
+
+
 def start_token(loaded: Loaded) -> int | None:
-    """What the decoder of an encoder-decoder starts with; None where the prompt is what goes on."""
-    if loaded.model.spec.encoder is None:
+    """What the decoder starts with where an encoder reads the prompt; else None."""
+    if not reads_prompt(loaded.model.spec):
         return None
     for name in ("decoder_start_token_id", "bos_token_id"):
         for settings in (loaded.generation, loaded.config):
@@ -205,7 +216,7 @@ def _check_tokens(request: Request, loaded: Loaded) -> None:
 
 def _check_lengths(request: Request, loaded: Loaded) -> None:
     size, more, spec = len(request.prompt), request.max_new_tokens, loaded.model.spec
-    if spec.encoder is None:
+    if spec.encoder is None or not reads_prompt(spec):
         if loaded.context is not None and size + more > loaded.context:
             raise RequestError(
                 f"This request needs {size + more:,} tokens ({size:,} of prompt, {more:,} new) and the "
@@ -274,7 +285,7 @@ def room(prompt: Sequence[int], loaded: Loaded, wanted: int | None, default: int
     if wanted is not None:
         return wanted
     spec, own = loaded.model.spec, loaded.generation.get("max_new_tokens")
-    size, most = (len(prompt), loaded.context) if spec.encoder is None else (1, _table(spec.trunk))
+    size, most = (1, _table(spec.trunk)) if reads_prompt(spec) else (len(prompt), loaded.context)
     if most is not None and size >= most:
         raise RequestError(f"The prompt has {size:,} tokens and the context holds {most:,}: shorten it.")
     limits = [own or default] + ([] if most is None else [most - size])

@@ -28,14 +28,19 @@ class Runner:
         self.cache = ContiguousCache(model.spec.trunk, batch, capacity, parameter.dtype, self.device)
 
     def read(
-        self, prompts: Sequence[Sequence[int]], progress: Progress | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        progress: Progress | None = None,
+        features: torch.Tensor | None = None,
     ) -> Float[np.ndarray, "batch vocab"]:
-        """Prompts of any lengths, padded on the left, in chunks."""
+        """Prompts of any lengths, padded on the left: in chunks, or all at once with what is beside."""
         tokens, present = padded(prompts, self.device)
-        longest, size = tokens.shape[1], max(CHUNK // len(prompts), 1)
+        longest = tokens.shape[1]
+        size = max(CHUNK // len(prompts), 1) if features is None else longest
         for at in range(0, longest, size):
             piece = slice(at, at + size)
-            logits = self.run(tokens[:, piece], Layout.padded(present[:, piece], present.sum(-1)))
+            layout = Layout.padded(present[:, piece], present.sum(-1))
+            logits = self.run(tokens[:, piece], layout, features=features)
             if progress is not None:
                 progress(min(at + size, longest), longest)
         return logits
@@ -73,10 +78,12 @@ class Runner:
         layout: Layout,
         source: torch.Tensor | None = None,
         source_layout: Layout | None = None,
+        features: torch.Tensor | None = None,
     ) -> Float[np.ndarray, "batch vocab"]:
         logits = self.model(
             tokens,
             source=source,
+            features=features,
             layout=layout,
             source_layout=source_layout,
             cache=self.cache,

@@ -11,7 +11,16 @@ from qkv.families.config import Config
 from qkv.families.encoders import shape
 from qkv.families.family import Description, Family
 from qkv.families.heads import head_among, labels
-from qkv.families.pairs import half_of, is_pair, layers, text_stack
+from qkv.families.pairs import (
+    UNUSED,
+    alone,
+    half_of,
+    is_pair,
+    layers,
+    text_names,
+    text_stack,
+    vision_names,
+)
 from qkv.families.vit import image_patches
 from qkv.spec import Model, Pool, PooledEmbedding, Project, Stack
 from qkv.spec.heads import Head
@@ -48,11 +57,10 @@ def describe(config: Config) -> Description:
     half, paired = half_of(config, {"text_config": TEXT, "vision_config": VISION})
     projection = config.size("projection_dim", 512)
     config.finish()
-    if not paired:
-        return _one(half)
-    half.put("projection_dim", projection)  # the halves' own say nothing within the pair
-    half.put("architectures", ["WithProjection"])
-    return _one(half, unit_length=True)
+    if paired:
+        half.put("projection_dim", projection)  # the halves' own say nothing within the pair
+        half.put("architectures", ["WithProjection"])
+    return alone(_one(half, unit_length=paired), "patch_size" in half)
 
 
 def _one(config: Config, unit_length: bool = False) -> Description:
@@ -60,12 +68,15 @@ def _one(config: Config, unit_length: bool = False) -> Description:
     if "patch_size" in config:
         stack = vision_stack(config)
         context, answer = stack.input.rows(0), Pool("first")
+        weights, prefix, projection = vision_names(stack), "vision_model.", "visual_projection.weight"
     else:
         stack, context = text_stack(config, shape(config, eps=1e-5), causal=True)
         answer = Pool("last")
+        weights, prefix, projection = text_names(), "text_model.", "text_projection.weight"
     head = _head(config, answer, unit_length)
     config.finish()
-    return Description(Model(encoder=stack, head=head), {}, context)
+    weights["head.pool.dense.linear.weight"] = projection
+    return Description(Model(encoder=stack, head=head), {}, context).named(weights, prefix, UNUSED)
 
 
 def vision_stack(config: Config) -> Stack:

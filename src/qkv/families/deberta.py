@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import Literal
 
 from qkv.errors import ConfigError
+from qkv.families.bert import LAYERS, OLDER
 from qkv.families.config import Config, shown
 from qkv.families.encoders import (
     ACTIVATIONS,
     Shape,
     around,
     discard_if,
+    masked_bias,
     masked_language,
     pooler,
     rows,
@@ -25,6 +27,7 @@ from qkv.families.encoders import (
 )
 from qkv.families.family import Description, Family
 from qkv.families.heads import classifiers, head_among
+from qkv.families.weights import KINDS, Place, Table, layer_names
 from qkv.spec import (
     Attention,
     Dense,
@@ -42,11 +45,22 @@ Term = Literal["content_to_position", "position_to_content"]
 TERMS: dict[str, Term] = {"c2p": "content_to_position", "p2c": "position_to_content"}
 OFF = {"conv_kernel_size": 0, "z_steps": 0}
 
+SELF = {f"attention.{part}": f"attention.self.{part}_proj" for part in ("query", "key", "value")}
+COPIES = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
+# the numbers of positions, the heads of v3's training, and a bias that is not added
+UNUSED = (
+    "*embeddings.position_ids",
+    "lm_predictions.*",
+    "mask_predictions.*",
+    "cls.predictions.bias",
+)
+
 
 def describe(config: Config) -> Description:
     """From a configuration of model type deberta-v2, which v3 has as well."""
     size, context = shape(config, eps=1e-7), rows(config)
-    tokens = _tokens(config, size, context)
+    first = config.take("legacy", bool, True)  # whether the masked head is the first code's
+    tokens = _tokens(config, size, context, one_table=not first)
     layer = post_norm(_attention(config, size, context), Dense(size.activation, size.hidden), norm=size.norm)
     pool = pooler(
         config.size("pooler_hidden_size", size.width),
@@ -62,12 +76,34 @@ def describe(config: Config) -> Description:
     )
     discard_if(config, OFF)
     config.discard("pooler_dropout", "cls_dropout")
-    config.discard("legacy")  # under which names the masked head is stored
     config.finish()
-    return Description(Model(encoder=Stack(tokens, (layer,) * size.depth), head=head), {}, context)
+    found = Description(Model(encoder=Stack(tokens, (layer,) * size.depth), head=head), {}, context)
+    return found.named(_names(tokens, first), "deberta.", UNUSED, COPIES, OLDER)
 
 
-def _tokens(config: Config, size: Shape, context: int) -> Tokens:
+def _names(tokens: Tokens, first: bool) -> Table:
+    found: dict[str, str | Place] = {
+        ours: theirs.replace("bert.", "deberta.", 1) for ours, theirs in LAYERS.items()
+    }
+    found |= layer_names("deberta.encoder.layer.{layer}", SELF, "encoder")
+    table, masked = "encoder.layers.{layer}.attention.position.table", "lm_predictions.lm_head"
+    if first:
+        masked = "cls.predictions.transform"
+    found[f"{table}.weight"] = "deberta.encoder.rel_embeddings.weight"
+    found["encoder.embedding.widen.weight"] = "deberta.embeddings.embed_proj.weight"
+    found["head.weight"] = "cls.predictions.decoder.weight"
+    found["head.bias"] = masked_bias("cls.predictions", tokens) if first else f"{masked}.bias"
+    for kind in KINDS:
+        found[f"{table}.norm.{kind}"] = f"deberta.encoder.LayerNorm.{kind}"
+        found[f"head.transform.linear.{kind}"] = f"{masked}.dense.{kind}"
+        found[f"head.transform.norm.{kind}"] = f"{masked}.LayerNorm.{kind}"
+        found[f"head.pool.dense.linear.{kind}"] = f"pooler.dense.{kind}"
+        found[f"head.output.{kind}"] = f"classifier.{kind}"
+    return found
+
+
+def _tokens(config: Config, size: Shape, context: int, one_table: bool) -> Tokens:
+    """`one_table`: the head has none of its own, whatever is said of tying."""
     table = config.size("embedding_size", size.width)
     position = Learned(context) if config.take("position_biased_input", bool, True) else None
     kinds = types(config, 0)
@@ -83,7 +119,7 @@ def _tokens(config: Config, size: Shape, context: int) -> Tokens:
         types=kinds,
         norm=size.norm,
         table_width=table if table != size.width else None,
-        shared=tied(config),
+        shared=tied(config) or ("tokens" if one_table else None),
     )
 
 

@@ -146,6 +146,11 @@ def masked_language(tokens: Tokens, activation: str, norm: LayerNorm) -> MaskedL
     return MaskedLanguage(tokens.vocab, bias=True, transform=transform, shared=tokens.shared)
 
 
+def masked_bias(theirs: str, tokens: Tokens) -> str:
+    """Of a head's two stored biases the one that is added: a head with a table of its own has it there."""
+    return f"{theirs}.bias" if tokens.shared else f"{theirs}.decoder.bias"
+
+
 def pooler(width: int, activation: str = "tanh") -> Pool:
     """The first token through a dense layer."""
     return Pool("first", Project(width, activation=activation))

@@ -20,7 +20,8 @@ class Description:
     `weights` says where its tensors are stored (see `qkv.families.weights`); none where that is not
     known. `context` is the number of positions the files promise. `irrelevant` are patterns of
     tensors that hold no parameter of this model. `copies` are tensors that some tools save beside
-    the one they equal, and that one. `older` are endings that first files have for those of today.
+    the one they equal, and that one. `older` are endings that first files have for those of today,
+    and `moved` beginnings that some files have for those in `weights`: of several, the first that fits.
     `prefix` begins the names of all tensors but the head's, and is left out where the model was
     saved without a head.
     """
@@ -32,6 +33,7 @@ class Description:
     prefix: str = ""
     copies: Mapping[str, str] = field(default_factory=dict)
     older: Mapping[str, str] = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
 
     def bare(self) -> Description:
         """The same with the names of a model that was saved without a head."""
@@ -58,6 +60,7 @@ class Description:
         irrelevant: tuple[str, ...] = (),
         copies: Mapping[str, str] | None = None,
         older: Mapping[str, str] | None = None,
+        moved: Mapping[str, str] | None = None,
     ) -> Description:
         """The same with the names of its tensors; what is irrelevant is added to what was."""
         if isinstance(self.model.head, Span):
@@ -69,6 +72,7 @@ class Description:
             irrelevant=(*self.irrelevant, *irrelevant),
             copies=copies or {},
             older=older or {},
+            moved=moved or {},
         )
 
 

@@ -17,6 +17,7 @@ from qkv.families.family import Description, Family
 from qkv.families.gemma import offset_norm
 from qkv.families.gemma2 import SANDWICH, geglu
 from qkv.families.llama import LAYER_TYPES, QUERY_KEY_NORMS, names
+from qkv.families.llava import around_text
 from qkv.families.pairs import nested
 from qkv.families.positions import MOST_POSITIONS, rotary
 from qkv.families.rotary_decoders import (
@@ -28,6 +29,7 @@ from qkv.families.rotary_decoders import (
     sizes,
 )
 from qkv.families.siglip import VISION, vision_stack
+from qkv.families.weights import Place, Table
 from qkv.spec import (
     Everything,
     Mask,
@@ -42,6 +44,13 @@ from qkv.spec import (
     Window,
     sandwich,
 )
+
+PROJECTOR: Table = {
+    "towers.0.projector.norm.weight": "multi_modal_projector.mm_soft_emb_norm.weight",
+    "towers.0.projector.maps.0.linear.weight": Place(
+        "multi_modal_projector.mm_input_projection_weight", transposed=True
+    ),
+}
 
 
 def describe(config: Config) -> Description:
@@ -116,7 +125,8 @@ def _seeing(config: Config) -> Description:
     tower = _tower(config, found.model.trunk.width)
     config.discard("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id")  # for the prompt
     config.finish()
-    return replace(found.named({}), model=replace(found.model, towers=(tower,)))
+    whole = replace(found, model=replace(found.model, towers=(tower,)))
+    return around_text(whole, found, PROJECTOR)
 
 
 def _tower(config: Config, width: int) -> Tower:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from qkv.errors import ConfigError
@@ -11,7 +12,8 @@ from qkv.families.config import Config, shown
 from qkv.families.encoders import ACTIVATIONS, discard_training
 from qkv.families.family import Description, Family
 from qkv.families.heads import ending_among
-from qkv.families.pairs import nested
+from qkv.families.pairs import nested, vision_names
+from qkv.families.weights import KINDS, Place, Table
 from qkv.spec import Model, Project, Projector, Replace, Stack, Tower
 
 VISION: dict[str, tuple[Mapping[str, Any], Callable[[Config], Stack]]] = {
@@ -40,6 +42,18 @@ TEXT = {
 ENDINGS = {"ForConditionalGeneration": "ForCausalLM", "Model": "Model"}
 FIRST_ROW = {"default": 1, "full": 0}  # the first is a class token
 
+# the other names that files have for the same parts, longest first
+MOVED = {
+    "model.vision_tower.vision_model.": "vision_tower.",
+    "model.vision_tower.": "vision_tower.",
+    "vision_tower.vision_model.": "vision_tower.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+    "model.language_model.": "language_model.model.",
+    "lm_head.": "language_model.lm_head.",
+}
+# the numbers of positions, and what a vision model answers by itself
+UNUSED = ("vision_tower.embeddings.position_ids", "vision_tower.head.*")
+
 
 def describe(config: Config) -> Description:
     """From a configuration of model type llava."""
@@ -56,7 +70,31 @@ def describe(config: Config) -> Description:
     config.discard("image_seq_length", "ignore_index", "vocab_size")  # follow from the rest, or of training
     config.finish()
     model = Model(decoder=language.decoder, head=language.head, towers=(tower,))
-    return Description(model, {}, text.context)
+    return around_text(Description(model, {}, text.context), text, _projector_names())
+
+
+def _projector_names() -> Table:
+    return {
+        f"towers.0.projector.maps.{i}.linear.{kind}": f"multi_modal_projector.linear_{i + 1}.{kind}"
+        for i in range(2)
+        for kind in KINDS
+    }
+
+
+def around_text(found: Description, text: Description, projector: Table) -> Description:
+    """With the names of its tensors: a text model's stand under their own, behind one more."""
+    if not text.weights:
+        return found
+    inner = "language_model."
+    weights: dict[str, str | Place] = {
+        ours: inner + place if isinstance(place, str) else replace(place, name=inner + place.name)
+        for ours, place in text.weights.items()
+    }
+    weights |= vision_names(found.model.towers[0].stack, "vision_tower", "towers.0.stack")
+    weights |= projector
+    irrelevant = (*UNUSED, *(inner + name for name in text.irrelevant))
+    copies = {inner + copy: inner + first for copy, first in text.copies.items()}
+    return found.named(weights, irrelevant=irrelevant, copies=copies, older=text.older, moved=MOVED)
 
 
 def _text(config: Config) -> Description:

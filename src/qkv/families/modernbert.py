@@ -17,6 +17,7 @@ from qkv.families.encoders import (
 from qkv.families.family import Description, Family
 from qkv.families.heads import head_among, labels
 from qkv.families.positions import rotary
+from qkv.families.weights import KINDS, Table, fused
 from qkv.spec import (
     Attention,
     Everything,
@@ -38,6 +39,14 @@ from qkv.spec import (
 from qkv.spec.heads import Head
 
 LAYER_TYPES = {"full_attention": True, "sliding_attention": False}
+QKV = ("query", "key", "value")
+PARTS = (
+    "attention_before",
+    *(f"attention.{part}" for part in (*QKV, "output")),
+    "feed_forward_before",
+    *(f"feed_forward.{part}" for part in ("gate", "up", "down")),
+)
+BEFORE = ("transform", "pool.dense")  # of the heads' outputs
 POOLING = {"cls": "first", "mean": "mean"}
 UNREAD = (
     "cls_token_id",
@@ -53,6 +62,32 @@ UNREAD = (
 )
 
 
+def _names() -> Table:
+    theirs = "model.layers.{layer}"
+    found: Table = {
+        "encoder.embedding.weight": "model.embeddings.tok_embeddings.weight",
+        "head.weight": "decoder.weight",
+        "head.bias": "decoder.bias",
+    }
+    for kind in KINDS:
+        ours = {part: f"encoder.layers.{{layer}}.{part}.{kind}" for part in PARTS}
+        found = {
+            **found,
+            f"encoder.embedding.norm.{kind}": f"model.embeddings.norm.{kind}",
+            f"encoder.norm.{kind}": f"model.final_norm.{kind}",
+            ours["attention_before"]: f"{theirs}.attn_norm.{kind}",
+            ours["feed_forward_before"]: f"{theirs}.mlp_norm.{kind}",
+            **fused(f"{theirs}.attn.Wqkv.{kind}", *(ours[f"attention.{part}"] for part in QKV)),
+            ours["attention.output"]: f"{theirs}.attn.Wo.{kind}",
+            **fused(f"{theirs}.mlp.Wi.{kind}", ours["feed_forward.gate"], ours["feed_forward.up"]),
+            ours["feed_forward.down"]: f"{theirs}.mlp.Wo.{kind}",
+            **{f"head.{part}.linear.{kind}": f"head.dense.{kind}" for part in BEFORE},
+            **{f"head.{part}.norm.{kind}": f"head.norm.{kind}" for part in BEFORE},
+            f"head.output.{kind}": f"classifier.{kind}",
+        }
+    return found
+
+
 def describe(config: Config) -> Description:
     """From a configuration of model type modernbert."""
     discard_training(config)
@@ -64,7 +99,8 @@ def describe(config: Config) -> Description:
     layers = _layers(config, width, context, norm)
     head = _head(config, tokens, norm)
     config.finish()
-    return Description(Model(encoder=Stack(tokens, layers, norm), head=head), {}, context)
+    found = Description(Model(encoder=Stack(tokens, layers, norm), head=head), {}, context)
+    return found.named(_names(), "model.")
 
 
 def _layers(config: Config, width: int, context: int, norm: LayerNorm) -> tuple[Layer, ...]:

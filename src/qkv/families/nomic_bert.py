@@ -12,6 +12,7 @@ from qkv.families.encoders import (
     Shape,
     discard_if,
     head_size,
+    masked_bias,
     masked_language,
     pooler,
     rows,
@@ -22,6 +23,7 @@ from qkv.families.encoders import (
 from qkv.families.family import Description, Family
 from qkv.families.heads import head_among, labels
 from qkv.families.positions import rotary
+from qkv.families.weights import KINDS, Table, fused, layer_names
 from qkv.spec import (
     Attention,
     Everything,
@@ -75,6 +77,34 @@ UNREAD = (  # how fast, in training, or of a head it has not
     "use_xentropy",
 )
 
+LAYER = {
+    "attention.output": "attn.out_proj",
+    "attention_post": "norm1",
+    "feed_forward.gate": "mlp.fc12",
+    "feed_forward.up": "mlp.fc11",
+    "feed_forward.down": "mlp.fc2",
+    "feed_forward_post": "norm2",
+}
+WEIGHTS: Table = {
+    "encoder.embedding.weight": "nomic_bert.embeddings.word_embeddings.weight",
+    "encoder.embedding.types.weight": "nomic_bert.embeddings.token_type_embeddings.weight",
+    **{f"encoder.embedding.norm.{kind}": f"nomic_bert.emb_ln.{kind}" for kind in KINDS},
+    **layer_names("nomic_bert.encoder.layers.{layer}", LAYER, "encoder"),
+    **fused(
+        "nomic_bert.encoder.layers.{layer}.attn.Wqkv.weight",
+        *(f"encoder.layers.{{layer}}.attention.{part}.weight" for part in ("query", "key", "value")),
+    ),
+    **{f"head.transform.linear.{kind}": f"cls.predictions.transform.dense.{kind}" for kind in KINDS},
+    **{f"head.transform.norm.{kind}": f"cls.predictions.transform.layer_norm.{kind}" for kind in KINDS},
+    "head.weight": "cls.predictions.decoder.weight",
+    **{f"head.pool.dense.linear.{kind}": f"nomic_bert.pooler.dense.{kind}" for kind in KINDS},
+    **{f"head.output.{kind}": f"classifier.{kind}" for kind in KINDS},
+}
+COPIES = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
+# the last: of a head's two biases one is not added
+UNUSED = ("*embeddings.position_ids", "*rotary_emb.inv_freq", "nomic_bert.pooler.*", "cls.predictions.bias")
+MOVED = {"bert.": "nomic_bert."}  # the released masked model
+
 
 def describe(config: Config) -> Description:
     """From a configuration of model type nomic_bert."""
@@ -97,7 +127,9 @@ def describe(config: Config) -> Description:
     discard_if(config, RELEASED)
     config.discard(*UNREAD)
     config.finish()
-    return Description(Model(encoder=Stack(tokens, (layer,) * size.depth), head=head), {}, context)
+    found = Description(Model(encoder=Stack(tokens, (layer,) * size.depth), head=head), {}, context)
+    weights = {**WEIGHTS, "head.bias": masked_bias("cls.predictions", tokens)}
+    return found.named(weights, "nomic_bert.", UNUSED, COPIES, moved=MOVED)
 
 
 def _attention(config: Config, size: Shape, context: int) -> Attention:

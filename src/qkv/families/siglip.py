@@ -12,8 +12,18 @@ from qkv.families.config import Config
 from qkv.families.encoders import BIASED, Shape, head_size, shape
 from qkv.families.family import Description, Family
 from qkv.families.heads import head_among, labels
-from qkv.families.pairs import half_of, is_pair, layers, text_stack
+from qkv.families.pairs import (
+    UNUSED,
+    alone,
+    half_of,
+    is_pair,
+    layers,
+    text_names,
+    text_stack,
+    vision_names,
+)
 from qkv.families.vit import image_patches
+from qkv.families.weights import KINDS, Place, fused
 from qkv.spec import (
     CrossAttention,
     Dense,
@@ -57,7 +67,7 @@ def describe(config: Config) -> Description:
         return _one(config)
     half, paired = half_of(config, {"text_config": TEXT, "vision_config": VISION})
     config.finish()
-    return _one(half, unit_length=paired)
+    return alone(_one(half, unit_length=paired), "patch_size" in half)
 
 
 def _one(config: Config, unit_length: bool = False) -> Description:
@@ -68,15 +78,33 @@ def _one(config: Config, unit_length: bool = False) -> Description:
         asks = config.take("vision_use_head", bool, True)
         model = Model(encoder=stack, decoder=_query(config, stack) if asks else None)
         pool = Pool("first") if asks else None
+        weights, prefix = vision_names(stack) | _query_names(stack.width), "vision_model."
     else:
         stack, context = text_stack(config, shape(config, eps=1e-6), causal=False)
         model = Model(encoder=stack)
         pool = Pool("last", Project(config.size("projection_size", stack.width)))
+        weights, prefix = text_names(), "text_model."
+        weights |= {f"head.pool.dense.linear.{kind}": f"text_model.head.{kind}" for kind in KINDS}
     labels(config)
     head = PooledEmbedding(pool, normalise=unit_length) if pool is not None else None
     model = replace(model, head=head_among(config, {"Model": head}))
     config.finish()
-    return Description(model, {}, context)
+    return Description(model, {}, context).named(weights, prefix, UNUSED)
+
+
+def _query_names(width: int) -> dict[str, str | Place]:
+    head, ours = "vision_model.head", "decoder.layers.0"
+    found: dict[str, str | Place] = {
+        "decoder.embedding.weight": Place(f"{head}.probe", shape=(1, 1, width)),
+    }
+    for kind in KINDS:
+        parts = (f"{ours}.cross.{part}.{kind}" for part in ("query", "key", "value"))
+        found |= fused(f"{head}.attention.in_proj_{kind}", *parts)
+        found[f"{ours}.cross.output.{kind}"] = f"{head}.attention.out_proj.{kind}"
+        found[f"{ours}.feed_forward_before.{kind}"] = f"{head}.layernorm.{kind}"
+        found[f"{ours}.feed_forward.up.{kind}"] = f"{head}.mlp.fc1.{kind}"
+        found[f"{ours}.feed_forward.down.{kind}"] = f"{head}.mlp.fc2.{kind}"
+    return found
 
 
 def vision_stack(config: Config) -> Stack:

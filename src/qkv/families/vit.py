@@ -9,9 +9,21 @@ from qkv.families.config import Config, shown
 from qkv.families.encoders import ACTIVATIONS, around, shape
 from qkv.families.family import Description, Family
 from qkv.families.heads import head_among, labels
+from qkv.families.weights import KINDS, Place, Shape, Table, layer_names
 from qkv.spec import Dense, Learned, Model, Patches, Pool, Projections, SequenceClass, Stack, pre_norm
 
 MOST_PIXELS = 1 << 16
+LAYER = {
+    "attention_before": "layernorm_before",
+    "attention.query": "attention.attention.query",
+    "attention.key": "attention.attention.key",
+    "attention.value": "attention.attention.value",
+    "attention.output": "attention.output.dense",
+    "feed_forward_before": "layernorm_after",
+    "feed_forward.up": "intermediate.dense",
+    "feed_forward.down": "output.dense",
+}
+UNUSED = ("vit.pooler.*",)
 
 
 def describe(config: Config) -> Description:
@@ -30,7 +42,27 @@ def describe(config: Config) -> Description:
     config.discard("pooler_output_size", "encoder_stride")  # of the pooler, and of masked images
     config.finish()
     stack = Stack(patches, (layer,) * size.depth, size.norm)
-    return Description(Model(encoder=stack, head=head), {}, patches.rows(0))
+    found = Description(Model(encoder=stack, head=head), {}, patches.rows(0))
+    return found.named(_names(patches), "vit.", UNUSED)
+
+
+def _names(patches: Patches) -> Table:
+    projection, ours = "vit.embeddings.patch_embeddings.projection", "encoder.embedding"
+    table = (1, patches.rows(0), patches.width)
+    return {
+        f"{ours}.class_token": Place("vit.embeddings.cls_token", shape=(1, 1, patches.width)),
+        f"{ours}.position.weight": Place("vit.embeddings.position_embeddings", shape=table),
+        f"{ours}.patch.weight": Place(f"{projection}.weight", shape=kernel(patches)),
+        f"{ours}.patch.bias": f"{projection}.bias",
+        **layer_names("vit.encoder.layer.{layer}", LAYER, "encoder"),
+        **{f"encoder.norm.{kind}": f"vit.layernorm.{kind}" for kind in KINDS},
+        **{f"head.output.{kind}": f"classifier.{kind}" for kind in KINDS},
+    }
+
+
+def kernel(patches: Patches) -> Shape:
+    """That of the convolution as which files hold the map of a patch."""
+    return patches.width, patches.channels, patches.size, patches.size
 
 
 def image_patches(config: Config, width: int, *, bias: bool, class_token: bool) -> Patches:

@@ -13,6 +13,7 @@ from qkv.families.encoders import (
 )
 from qkv.families.family import Description, Family
 from qkv.families.heads import head_among
+from qkv.families.weights import KINDS, Place, Table, layer_names
 from qkv.spec import (
     Attention,
     Causal,
@@ -45,6 +46,21 @@ UNREAD = (
     "task",
     "use_weighted_layer_sum",
 )
+ATTENTION = {
+    "attention_before": "self_attn_layer_norm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.out_proj",
+}
+CROSS = {
+    our.replace("attention", "cross"): their.replace("self", "encoder") for our, their in ATTENTION.items()
+}
+FEED_FORWARD = {
+    "feed_forward_before": "final_layer_norm",
+    "feed_forward.up": "fc1",
+    "feed_forward.down": "fc2",
+}
 AUGMENTATION = ("apply_spec_augment", "mask_feature_", "mask_time_")  # in training
 
 
@@ -71,7 +87,23 @@ def describe(config: Config) -> Description:
     heads_known = {"Model": None, "ForConditionalGeneration": language}
     head = head_among(config, heads_known, "ForConditionalGeneration")
     config.finish()
-    return Description(Model(encoder, decoder, head), {}, context)
+    return Description(Model(encoder, decoder, head), {}, context).named(_names(frames), "model.")
+
+
+def _names(frames: Frames) -> Table:
+    found: dict[str, str | Place] = {
+        "decoder.embedding.weight": "model.decoder.embed_tokens.weight",
+        "head.weight": "proj_out.weight",
+    }
+    for stack, parts in (("encoder", ATTENTION), ("decoder", ATTENTION | CROSS)):
+        found |= layer_names(f"model.{stack}.layers.{{layer}}", parts | FEED_FORWARD, stack)
+        found[f"{stack}.embedding.position.weight"] = f"model.{stack}.embed_positions.weight"
+        found |= {f"{stack}.norm.{kind}": f"model.{stack}.layer_norm.{kind}" for kind in KINDS}
+    for i, into in enumerate((frames.channels, frames.width)):
+        ours, theirs = f"encoder.embedding.convolution.{i}", f"model.encoder.conv{i + 1}"
+        found[f"{ours}.weight"] = Place(f"{theirs}.weight", shape=(frames.width, into, frames.kernel))
+        found[f"{ours}.bias"] = f"{theirs}.bias"
+    return found
 
 
 def _side(config: Config, name: str, activation: str) -> tuple[int, int, Dense]:

@@ -108,6 +108,11 @@ class Tower(Node):
             raise ConfigError(f"A tower of {depth:,} layers has no layer {taken:,} to take.")
         return until
 
+    def rows(self, length: int) -> int:
+        """How many stand for an image, or for `length` frames of audio, where they join."""
+        each = self.projector.pool * self.projector.merge if self.projector else 1
+        return (self.stack.input.rows(length) - self.first_row) // each
+
     def tensors(self, *sizes: int) -> Iterator[Tensor]:
         yield from part("stack", self.stack)
         yield from part("projector", self.projector, self.stack.width)

@@ -29,7 +29,7 @@ class Type(IntEnum):
 
 
 # The misspelling is the format's own.
-_NAMED = {
+NAMED = {
     "bos": "bos",
     "eos": "eos",
     "eot": "eot",
@@ -96,7 +96,7 @@ def read(metadata: Mapping[str, Any]) -> GgufVocabulary:
         if not set(types) <= set(Type):
             raise TokenizerError("tokenizer.ggml.token_type must hold numbers from 0 to 6 only.")
     named = {}
-    for key, name in _NAMED.items():
+    for key, name in NAMED.items():
         key = f"tokenizer.ggml.{key}_token_id"
         if key in metadata:
             named[name] = _id(metadata, key, len(tokens))

@@ -39,6 +39,11 @@ class Tokenizer:
         self._guarded = _Encoder(vocabulary, hidden=True)
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """The parts that it was put together from."""
+        return self._vocabulary
+
+    @property
     def chat_template(self) -> str | None:
         """The model's chat template, or None."""
         return self._vocabulary.templates.get("default")
