@@ -74,7 +74,7 @@ def test_gemma_on_wikitext(gemma: qkv.Model, shared_folder: Path, bos: bool, wan
 # all-MiniLM-L6-v2: BERT, mean-pooled to unit length
 
 # cosines that transformers gave
-MEANT_ALIKE = ("The film was wonderful.", "The movie was great.", 0.864)
+MEANT_ALIKE = ("The dog plays in the garden.", "A puppy plays in the garden.", 0.875)
 UNRELATED = ("A man is eating food.", "The stock market fell sharply today.", 0.004)
 
 
