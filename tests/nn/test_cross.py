@@ -19,6 +19,7 @@ from qkv.spec import (
     CrossAttention as Node,
     Dense,
     Projections,
+    RMSNorm,
     Score,
     Window,
     post_norm,
@@ -227,3 +228,21 @@ def test_a_sink_takes_weight_from_what_is_read() -> None:
     sink = module.sink[None, :, None, None].expand(1, 2, 4, 1)
     heads = torch.cat([scores, sink], -1).softmax(-1)[..., :-1] @ value
     assert_close(module(x, layout), module.output(heads.transpose(1, 2).flatten(-2)))
+
+
+@torch.no_grad()
+def test_norms_after_rotation_are_not_left_out_where_nothing_rotates() -> None:
+    norm = RMSNorm(eps=0.0)
+    first, second = (
+        CrossAttention(
+            Node(2, 2, 4, WIDTH, projections=Projections(norm=norm, norm_after_rotation=late)), WIDTH
+        )
+        for late in (True, False)
+    )
+    filled(first)
+    second.load_state_dict(first.state_dict())
+    source = Source(torch.randn(1, 5, WIDTH), torch.arange(5)[None])
+    x, layout = torch.randn(1, 3, WIDTH), replace(Layout.unpadded(1, 3), source=source)
+    assert_close(first(x, layout), second(x, layout))
+    lengths = first.as_queries(x) / first.query_norm.weight  # type: ignore[union-attr, operator]
+    assert_close(lengths.square().mean(-1), torch.ones(1, 2, 3))

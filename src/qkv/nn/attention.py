@@ -48,6 +48,8 @@ class Projected(OnBackend):
         self.query_norm = build_if(through.norm, *through.norm_sizes(node.heads, node.head_dim))
         self.key_norm = build_if(through.norm, *through.norm_sizes(node.kv_heads, node.head_dim))
         self.value_norm = build_if(through.value_norm, value_dim)
+        # where nothing rotates, after rotation is now
+        self.norms_last = through.norm_after_rotation and isinstance(node, spec.Attention)
         sink = isinstance(node.score, spec.Score) and node.score.sink
         self.sink = nn.Parameter(torch.empty(node.heads)) if sink else None
 
@@ -76,7 +78,7 @@ class Projected(OnBackend):
         through = self.node.projections
         if through.clip is not None:
             x = x.clamp(-through.clip, through.clip)
-        if norm is not None and not through.norm_after_rotation:
+        if norm is not None and not self.norms_last:
             x = self.normalised(x, heads, norm)
         return x.unflatten(-1, (heads, -1)).transpose(1, 2).to(dtype)
 
@@ -148,7 +150,7 @@ class Attention(Projected):
     def placed(self, x: Tensor, layout: Layout, norm: nn.Module | None, keys: bool = False) -> Tensor:
         """Queries or keys turned to their positions, and normalised where that comes last."""
         x = self.position.turn(x, layout, keys)
-        if norm is not None and self.node.projections.norm_after_rotation:
+        if norm is not None and self.norms_last:
             flat = self.normalised(x.transpose(1, 2).flatten(-2), x.shape[1], norm)
             x = flat.unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
         return x

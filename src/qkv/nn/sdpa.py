@@ -38,11 +38,13 @@ class SDPA:
         mask = visible[:, None] | blind
         if sink is not None:
             key, value, mask, bias = with_sink(query, key, value, mask, bias, sink)
-        if bias is not None:
-            mask = bias.masked_fill(~mask, float("-inf")).to(query.dtype)
+        dtype = query.dtype
+        if bias is not None:  # the kernel wants one type for all, and a bias rounded to half is another one
+            mask = bias.float().masked_fill(~mask, float("-inf"))
+            query, key, value = query.float(), key.float(), value.float()
         scale, grouped = score.scale, key.shape[1] != query.shape[1]
         out = F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=grouped)
-        return torch.where(blind, 0.0, out)
+        return torch.where(blind, 0.0, out.to(dtype))
 
 
 def _score(node: spec.Node) -> spec.Score:
