@@ -8,7 +8,7 @@ memory-mapped until `decode` is called on them.
 from qkv.checkpoints.formats import FORMATS, Format
 from qkv.checkpoints.gguf import Gguf, read_gguf
 from qkv.checkpoints.gguf_writer import Outline, write_gguf
-from qkv.checkpoints.quantise import ENCODERS, quantise, squared_error
+from qkv.checkpoints.quantisers import ENCODERS, quantise, squared_error
 from qkv.checkpoints.refusals import refuse_pickle
 from qkv.checkpoints.safetensors import read_safetensors, write_safetensors, write_shards
 from qkv.checkpoints.tensor import StoredTensor
