@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 from qkv.errors import ConfigError
 from qkv.families.config import Config
-from qkv.families.decoder_parts import promised
+from qkv.families.decoder_parts import activation_of, context_of, depth_of, promised, rotary_attention
 from qkv.families.family import Description, Family, head_of
-from qkv.families.positions import MOST_POSITIONS, rotary
+from qkv.families.positions import MOST_POSITIONS
 from qkv.families.weights import KINDS, Place, layer_names
 from qkv.spec import (
     Attention,
@@ -71,22 +71,14 @@ WEIGHTS = names()
 IRRELEVANT = (
     "*rotary_emb.inv_freq",
 )  # older files keep the frequencies, which follow from the configuration
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
 LAYER_TYPES = {"sliding_attention": True, "full_attention": False}
-MOST_LAYERS = 4096
 
 
 def describe(config: Config) -> Description:
     """From a configuration of a model type in `FAMILY`."""
     width, vocab = config.size("hidden_size"), config.size("vocab_size")
-    depth = config.size("num_hidden_layers", most=MOST_LAYERS)
-    context = config.size("max_position_embeddings", 2048, most=MOST_POSITIONS)
+    depth = depth_of(config)
+    context = context_of(config, 2048)
     norm = RMSNorm(config.positive("rms_norm_eps", 1e-6))
     rotated = _rotated_layers(config, depth)
     attention, feed_forward = _attention(config, width, context), _feed_forward(config)
@@ -109,30 +101,13 @@ def describe(config: Config) -> Description:
 
 
 def _attention(config: Config, width: int, context: int) -> Attention:
-    heads = config.size("num_attention_heads")
-    if "head_dim" not in config and width % heads:
-        raise ConfigError(
-            f"{config.at('hidden_size')} {width:,} is no multiple of num_attention_heads {heads:,}."
-        )
-    head_dim, kv_heads = config.size("head_dim", width // heads), config.size("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise ConfigError(
-            f"{config.at('num_attention_heads')} {heads:,} is no multiple of "
-            f"num_key_value_heads {kv_heads:,}."
-        )
     biased = config.take("attention_bias", bool, False) or config.take("bias", bool, False)
-    return Attention(
-        heads,
-        kv_heads,
-        head_dim,
-        score=Score(config.take("attention_multiplier", float, None)),
-        position=rotary(config, head_dim, context),
-        projections=Projections(bias="qkvo" if biased else ""),
-    )
+    attention = rotary_attention(config, width, context, Projections(bias="qkvo" if biased else ""))
+    return replace(attention, score=Score(config.take("attention_multiplier", float, None)))
 
 
 def _feed_forward(config: Config) -> Gated:
-    activation = config.choice("hidden_act", ACTIVATIONS, "silu")
+    activation = activation_of(config, "hidden_act", "silu")
     return Gated(activation, config.size("intermediate_size"), config.take("mlp_bias", bool, False))
 
 
