@@ -100,6 +100,8 @@ class Interpreter:
             for name, width in self.program.buffers.items()
         }
         for operation in self.program.operations:
+            if isinstance(operation, op.Pick) and not len(rows.wanted):
+                return np.empty((0, self.program.output.width), np.float32)
             self.run(operation)
         return self.at(self.program.output).copy()
 
@@ -215,7 +217,7 @@ class Interpreter:
         if o.slopes is not None:
             scores = scores - np.array(o.slopes, np.float32)[:, None, None] * np.abs(ahead)
         if o.buckets is not None:
-            scores = scores + self.weights[o.buckets][_bucket(o, ahead)].transpose(2, 0, 1)
+            scores = scores + self.weights[o.buckets][bucket(o, ahead)].transpose(2, 0, 1)
         scores = np.where(_seen(o.sight, ahead, places), scores, -np.inf)
         sink = None if o.sink is None else self.weights[o.sink][:, None, None]
         return np.einsum("hqk,khd->qhd", _softmax(scores, sink), value).reshape(len(query), -1)
@@ -279,7 +281,7 @@ def _seen(sight: op.Sight, ahead: Ints, places: Ints) -> NDArray[np.bool_]:
     return seen
 
 
-def _bucket(o: op.Attend, ahead: Ints) -> Ints:
+def bucket(o: op.Attend, ahead: Ints) -> Ints:
     distance = np.abs(ahead) if o.both else np.maximum(-ahead, 0)
     bucket = np.searchsorted(np.array(o.starts), distance, side="right")
     return bucket + (len(o.starts) + 1) * (ahead > 0) if o.both else bucket

@@ -1,0 +1,155 @@
+#include "attend.h"
+
+#include <cmath>
+
+namespace qkv {
+
+namespace {
+constexpr int MOST_APART = 1024;  // splits that are held apart at once
+}
+
+// Tokens that a row's query sees: from, and before to.
+void Attend::seen(const Step& step, int row, int& from, int& to) const {
+  const int position = step.rows.positions[row];
+  from = 0;
+  to = step.tables[step.cache.slot(a_.slot).group].lengths[step.rows.sequences[row]];
+  if (a_.before) from = std::max(from, position - *a_.before + 1);
+  if (a_.after) to = std::min(to, position + *a_.after + 1);
+  if (a_.chunk) {
+    const int start = position / *a_.chunk * *a_.chunk;
+    from = std::max(from, start), to = std::min(to, start + *a_.chunk);
+  }
+  to = std::max(from, to);
+}
+
+void Attend::reserve(Step& step, int) {
+  step.partials.reserve(partial_size(step.cache.shape(a_.slot).value_dim) * sizeof(float) * MOST_APART);
+}
+
+void Attend::plan(Step& step) {
+  tiles_.clear();
+  const int most = step.kernels.query_tile;
+  for (int row = 0; row < step.count;) {
+    int end = row;
+    while (end < step.count && step.rows.sequences[end] == step.rows.sequences[row]) end++;
+    const int pairs = (end - row) * group();
+    for (int first = 0; first < pairs; first += most) {
+      Tile tile{first, std::min(most, pairs - first), row, step.rows.sequences[row], INT32_MAX, 0, 0, 0, 0};
+      for (int r = row + first / group(); r <= row + (first + tile.count - 1) / group(); r++) {
+        int from, to;
+        seen(step, r, from, to);
+        if (from < to) tile.from = std::min(tile.from, from), tile.to = std::max(tile.to, to);
+      }
+      tile.split = tile.from / SPLIT, tile.end = tile.from < tile.to ? ceil_div(tile.to, SPLIT) : tile.split;
+      tiles_.push_back(tile);
+    }
+    row = end;
+  }
+}
+
+int Attend::begin(Step& step) {
+  plan(step);
+  int splits = 0;
+  for (const auto& tile : tiles_) splits += tile.end - tile.split;
+  const int units = static_cast<int>(tiles_.size()) * a_.kv_heads;
+  apart_ = units < step.threads * 4 && splits > static_cast<int>(tiles_.size()) && splits * a_.kv_heads <= MOST_APART;
+  if (!apart_) return units;
+  items_.clear();
+  for (int t = 0; t < static_cast<int>(tiles_.size()); t++) {
+    tiles_[t].partial = static_cast<int>(items_.size());
+    for (int i = tiles_[t].split; i < tiles_[t].end; i++) items_.push_back(t);
+  }
+  return splits * a_.kv_heads;
+}
+
+void Attend::load(Step& step, const Tile& tile, int kv_head, Queries& q) const {
+  const auto& shape = step.cache.shape(a_.slot);
+  const int key_dim = step.cache.slot(a_.slot).key_dim;
+  q.count = tile.count, q.reach = a_.reach, q.cap = a_.cap;
+  for (int i = 0; i < tile.count; i++) {
+    const int row = tile.row + (tile.first + i) / group(), head = kv_head * group() + (tile.first + i) % group();
+    q.position[i] = step.rows.positions[row];
+    seen(step, row, q.from[i], q.to[i]);
+    q.slope[i] = a_.slopes.empty() ? 0 : a_.slopes[head];
+    q.bias[i] = a_.bias.empty() ? nullptr : a_.bias.data() + std::size_t(head) * (2 * a_.reach + 1);
+    step.kernels.pack(shape, q, i, step.at(a_.query, row) + head * key_dim, key_dim, a_.scale);
+  }
+}
+
+void Attend::split(Step& step, const Tile& tile, int kv_head, int number, const Queries& q, Partial out) const {
+  const auto& shape = step.cache.shape(a_.slot);
+  const i32* table = step.tables[step.cache.slot(a_.slot).group].of(tile.sequence);
+  const u8* blocks[SPLIT_BLOCKS];
+  const int first = number * SPLIT;
+  for (int b = 0; b < SPLIT_BLOCKS; b++) {
+    const int start = first + b * BLOCK_TOKENS;
+    const bool any = start < tile.to && start + BLOCK_TOKENS > tile.from;
+    blocks[b] = any ? step.cache.block(a_.slot, table[start / BLOCK_TOKENS], kv_head) : nullptr;
+  }
+  step.kernels.attend(shape, q, blocks, first, SPLIT_BLOCKS, out);
+}
+
+void Attend::finish(Step& step, const Tile& tile, int kv_head, Partial from) const {
+  const auto& shape = step.cache.shape(a_.slot);
+  const int value_dim = step.cache.slot(a_.slot).value_dim;
+  for (int i = 0; i < tile.count; i++) {
+    const int row = tile.row + (tile.first + i) / group(), head = kv_head * group() + (tile.first + i) % group();
+    float* to = step.at(a_.out, row) + head * value_dim;
+    float total = from.total[i], by = 1;
+    if (!a_.sinks.empty() && total != 0) {  // a sink takes weight and gives nothing
+      const float most = std::max(from.top[i], a_.sinks[head]);
+      by = std::exp(from.top[i] - most);
+      total = total * by + std::exp(a_.sinks[head] - most);
+    }
+    const float* mixed = from.mixed + std::size_t(i) * shape.value_dim;
+    for (int d = 0; d < value_dim; d++) to[d] = total == 0 ? 0 : mixed[d] * by / total;
+  }
+}
+
+void Attend::item(Step& step, int number, Scratch& scratch) {
+  const int value_dim = step.cache.shape(a_.slot).value_dim;
+  const std::size_t size = partial_size(value_dim);
+  if (apart_) {
+    const int kv_head = number % a_.kv_heads, place = number / a_.kv_heads;
+    const Tile& tile = tiles_[items_[place]];
+    load(step, tile, kv_head, scratch.queries);
+    split(step, tile, kv_head, tile.split + place - tile.partial, scratch.queries,
+          partial(step.partials.as<float>() + number * size));
+    return;
+  }
+  const int kv_head = number % a_.kv_heads;
+  const Tile& tile = tiles_[number / a_.kv_heads];
+  if (scratch.partial.size() < 2 * size) scratch.partial.resize(2 * size);
+  Partial so_far = partial(scratch.partial.data()), later = partial(scratch.partial.data() + size);
+  load(step, tile, kv_head, scratch.queries);
+  std::fill(so_far.total, so_far.total + tile.count, 0.0f);
+  for (int s = tile.split; s < tile.end; s++) {
+    split(step, tile, kv_head, s, scratch.queries, later);
+    for (int i = 0; i < tile.count; i++)
+      step.kernels.merge(so_far.top[i], so_far.total[i], so_far.mixed + i * value_dim, later.top[i], later.total[i],
+                         later.mixed + i * value_dim, value_dim);
+  }
+  finish(step, tile, kv_head, so_far);
+}
+
+void AttendEnd::item(Step& step, int number, Scratch& scratch) {
+  auto& attend = attend_;
+  const int value_dim = step.cache.shape(attend.a_.slot).value_dim;
+  const std::size_t size = Attend::partial_size(value_dim);
+  const int kv_head = number % attend.a_.kv_heads;
+  const auto& tile = attend.tiles_[number / attend.a_.kv_heads];
+  if (scratch.partial.size() < size) scratch.partial.resize(size);
+  Partial so_far = Attend::partial(scratch.partial.data());
+  std::fill(so_far.total, so_far.total + tile.count, 0.0f);
+  const int splits = tile.end - tile.split;
+  for (int s = 0; s < splits; s++) {
+    const std::size_t place = std::size_t(tile.partial + s) * attend.a_.kv_heads + kv_head;
+    const Partial later = Attend::partial(step.partials.as<float>() + place * size);
+    for (int i = 0; i < tile.count; i++)
+      step.kernels.merge(so_far.top[i], so_far.total[i], so_far.mixed + i * value_dim, later.top[i], later.total[i],
+                         later.mixed + i * value_dim, value_dim);
+  }
+  attend.finish(step, tile, kv_head, so_far);
+}
+
+}  // namespace qkv

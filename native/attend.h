@@ -1,0 +1,67 @@
+// Attention of the rows over the cache.
+#pragma once
+
+#include <optional>
+
+#include "step.h"
+
+namespace qkv {
+
+struct Attention {
+  Span out, query;
+  int slot, heads, kv_heads;
+  float scale;
+  std::optional<int> before = {}, after = {}, chunk = {};  // which keys a query sees; see Sight in program.py
+  float cap = 0;
+  std::vector<float> sinks = {};   // of each head, or none
+  std::vector<float> slopes = {};  // of each head, or none
+  std::vector<float> bias = {};    // [head][2 reach + 1], by how far the key is ahead, or none
+  int reach = 0;
+};
+
+// Up to QUERY_TILE queries (pairs of a row and a head) that share a head of keys and values are a tile.
+// Where there are few tiles, each split of the cache is an item of its own, and AttendEnd puts them
+// together; otherwise a tile's splits are taken in turn. Both merge the same splits in the same order.
+class Attend final : public Phase {
+ public:
+  explicit Attend(Attention attention) : a_(std::move(attention)) {}
+  void reserve(Step&, int rows) override;
+  int begin(Step&) override;
+  void item(Step&, int number, Scratch&) override;
+
+ private:
+  friend class AttendEnd;
+  struct Tile {
+    int first, count;  // pairs, from the first of the tile's rows
+    int row, sequence;
+    int from, to;      // tokens that any of them sees
+    int split, end;    // of the cache
+    int partial;       // where its splits begin among those of all tiles
+  };
+  void plan(Step&);
+  void seen(const Step&, int row, int& from, int& to) const;
+  void load(Step&, const Tile&, int kv_head, Queries&) const;
+  void split(Step&, const Tile&, int kv_head, int number, const Queries&, Partial) const;
+  void finish(Step&, const Tile&, int kv_head, Partial) const;
+  int group() const { return a_.heads / a_.kv_heads; }
+  static Partial partial(float* at) { return {at, at + MOST_QUERIES, at + 2 * MOST_QUERIES}; }
+  static std::size_t partial_size(int value_dim) { return std::size_t(MOST_QUERIES) * (2 + value_dim); }
+
+  Attention a_;
+  std::vector<Tile> tiles_;
+  std::vector<int> items_;  // the tile of each split
+  bool apart_ = false;      // every split an item
+};
+
+class AttendEnd final : public Phase {
+ public:
+  explicit AttendEnd(Attend& attend) : attend_(attend) {}
+  int begin(Step&) override { return attend_.apart_ ? static_cast<int>(attend_.tiles_.size()) * attend_.a_.kv_heads : 0; }
+  void item(Step&, int number, Scratch&) override;
+  bool alone(const Step& step) const override { return step.count < 4; }
+
+ private:
+  Attend& attend_;
+};
+
+}  // namespace qkv

@@ -1,0 +1,37 @@
+#include "cache.h"
+
+#include <algorithm>
+
+namespace qkv {
+
+namespace {
+constexpr std::size_t SEGMENT_BYTES = std::size_t{16} << 20;
+}
+
+Cache::Cache(const std::vector<Slot>& slots, Kept kept) : slots_(slots) {
+  for (const auto& slot : slots) {
+    shapes_.push_back({kept, round_up(slot.key_dim, 4), round_up(slot.value_dim, LANES)});
+    if (slot.group >= groups()) groups_.resize(slot.group + 1);
+    offsets_.push_back(groups_[slot.group].bytes);
+    groups_[slot.group].bytes += slot_bytes(static_cast<int>(shapes_.size()) - 1);
+  }
+  for (auto& group : groups_)
+    while (group.segment < 1024 && group.segment * group.bytes * 2 <= SEGMENT_BYTES) group.segment *= 2;
+}
+
+void Cache::reserve(int group, int count) {
+  auto& held = groups_[group];
+  while (reserved(group) < count) held.segments.emplace_back(held.bytes * held.segment);
+}
+
+void Cache::clear(int group, int number) {
+  for (int s = 0; s < static_cast<int>(slots_.size()); s++)
+    if (slots_[s].group == group) std::memset(block(s, number, 0), 0, slot_bytes(s));
+}
+
+void Cache::copy(int group, int from, int to) {
+  for (int s = 0; s < static_cast<int>(slots_.size()); s++)
+    if (slots_[s].group == group) std::memcpy(block(s, to, 0), block(s, from, 0), slot_bytes(s));
+}
+
+}  // namespace qkv

@@ -1,0 +1,51 @@
+// Which of the kernels that were built this processor can run.
+#include <stdexcept>
+
+#include "kernels.h"
+
+namespace qkv {
+
+#ifdef QKV_HAVE_AVX512
+namespace avx512 { extern const Kernels TABLE; }
+#endif
+#ifdef QKV_HAVE_AVX2
+namespace avx2 { extern const Kernels TABLE; }
+#endif
+#ifdef QKV_HAVE_NEON
+namespace neon { extern const Kernels TABLE; }
+#endif
+#ifdef QKV_HAVE_PORTABLE
+namespace portable { extern const Kernels TABLE; }
+#endif
+
+const std::vector<const Kernels*>& kernel_sets() {
+  static const std::vector<const Kernels*> sets = [] {
+    std::vector<const Kernels*> found;
+#if defined(QKV_HAVE_AVX512)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
+        __builtin_cpu_supports("bmi2"))
+      found.push_back(&avx512::TABLE);
+#endif
+#if defined(QKV_HAVE_AVX2)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+      found.push_back(&avx2::TABLE);
+#endif
+#if defined(QKV_HAVE_NEON)
+    found.push_back(&neon::TABLE);
+#endif
+#if defined(QKV_HAVE_PORTABLE)
+    found.push_back(&portable::TABLE);
+#endif
+    return found;
+  }();
+  return sets;
+}
+
+const Kernels& kernels(std::string_view name) {
+  for (const auto* each : kernel_sets())
+    if (name.empty() || name == each->name) return *each;
+  throw std::invalid_argument("the instruction set " + std::string(name) + " was not built, or this processor lacks it");
+}
+
+}  // namespace qkv

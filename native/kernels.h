@@ -1,0 +1,121 @@
+// The inner loops, one table of them for each instruction set; which is chosen when the module loads.
+//
+// Every kernel computes a row by the same operations in the same order, however many rows it is given:
+// results do not depend on batch mates, chunks or threads.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats.h"
+
+namespace qkv {
+
+// How a kernel wants the rows of x: in tiles of T rows, each a run of records.
+enum class Reading {
+  Codes,   // each 32 columns: i8 [T][32], then [T] each of: scale, scale * sum, sum, sum of the first 16
+  Pairs,   // bf16 [column / 2][T][2]
+  Floats,  // [column][T]
+};
+
+inline Reading reading(const Layout& kind) {
+  return kind.quantised() ? Reading::Codes : kind.format == Format::BF16 ? Reading::Pairs : Reading::Floats;
+}
+
+inline std::size_t tile_bytes(Reading reading, int columns, int rows) {
+  return std::size_t(columns) * rows * (reading == Reading::Codes ? 48 : reading == Reading::Pairs ? 64 : 128) / 32;
+}
+
+struct Activation {
+  enum Kind { Identity, Relu, Relu2, Gelu, GeluTanh, QuickGelu, Silu, Sigmoid, Tanh, ClampedSwish };
+  Kind kind = Identity;
+  float alpha = 1, limit = 0, offset = 0;  // of a clamped swish
+};
+
+// What becomes of a panel's products before they reach a row of `out`.
+struct Finish {
+  const float* bias = nullptr;  // of the panel's 32 rows
+  bool gated = false;           // 16 gates, then 16 that they multiply
+  bool add = false;             // out + scale * product
+  float scale = 1;
+  Activation activation;
+};
+
+enum class Kept { F32, BF16, I8 };  // how the cache holds keys and values
+
+// Keys and values of one head in a block of 16 tokens; dimensions rounded up (keys to 4, values to 16).
+//   F32   key [dim][16]           value [16][dim]
+//   BF16  key [dim / 2][16][2]    value [8][dim][2]
+//   I8    key [dim / 4][16][4] with 128 added, scale [16]    value [16][dim], scale [16]
+struct BlockShape {
+  Kept kept;
+  int key_dim, value_dim;
+
+  std::size_t key_bytes() const { return bytes(key_dim); }
+  std::size_t value_bytes() const { return bytes(value_dim); }
+  std::size_t bytes() const { return key_bytes() + value_bytes(); }
+
+ private:
+  std::size_t bytes(int dim) const {
+    const std::size_t numbers = std::size_t(dim) * BLOCK_TOKENS;
+    return kept == Kept::F32 ? 4 * numbers : kept == Kept::BF16 ? 2 * numbers : numbers + 4 * BLOCK_TOKENS;
+  }
+};
+
+constexpr int MOST_QUERIES = 8;
+
+// Queries that read the same head of the cache, and what each sees of it.
+struct Queries {
+  int count = 0;
+  int position[MOST_QUERIES];
+  int from[MOST_QUERIES], to[MOST_QUERIES];  // keys seen: from, and before to
+  float slope[MOST_QUERIES];                 // subtracted for each token of distance
+  const float* bias[MOST_QUERIES];           // added, by how far the key is ahead; null: none
+  int reach = 0;                             // bias[q] spans from -reach to reach
+  float cap = 0;                             // 0: none
+  float scale[MOST_QUERIES];                 // of i8 queries
+  i32 sum[MOST_QUERIES];
+  alignas(64) u8 packed[MOST_QUERIES * 512 * 4];  // by dimension, then query, as the cache holds keys
+};
+
+// The softmax over a split of the cache: greatest score, sum and mixed values of each query.
+struct Partial {
+  float *top, *total, *mixed;  // [count], [count], [count][value_dim]
+};
+
+struct Kernels {
+  const char* name;
+  int code_tile, plain_tile, query_tile;
+
+  // Row `place` of a tile of `tile` rows is filled from x.
+  void (*read)(Reading, const float* x, int columns, int padded, u8* to, int tile, int place);
+  // out [tile][32]: the products of a panel with a tile of rows; `first` when the panel comes from memory
+  void (*linear)(const Matrix&, int panel, const u8* rows, int tile, bool first, float* out);
+  // `count` of them, each 32 (or 16) wide, into rows of out that are `stride` apart
+  void (*finish)(const Finish&, const float* products, int count, float* out, std::size_t stride, int wide);
+
+  void (*norm)(const float* x, int n, bool centred, float eps, const float* scale, const float* bias, float* out);
+  void (*rotate)(float* x, int pairs, bool interleaved, const float* cosine, const float* sine);
+  void (*activate)(const Activation&, float* x, int n);
+  void (*gate)(const Activation&, const float* x, float* out, int n);  // out = activation(x) * out
+  void (*multiply)(float* out, const float* x, int n);
+  void (*scale)(float* out, float by, int n);
+  void (*add)(float* out, float skip, const float* x, float by, int n);  // out = skip * out + by * x
+  void (*cap)(float* out, float cap, int n);
+  void (*clamp)(float* out, float bound, int n);
+
+  void (*keep)(const BlockShape&, const float* key, int key_dim, const float* value, int value_dim, u8* block, int place);
+  void (*pack)(const BlockShape&, Queries&, int place, const float* query, int key_dim, float scale);
+  // blocks[0] holds token `first`; null blocks are seen by no query
+  void (*attend)(const BlockShape&, const Queries&, const u8* const* blocks, int first, int count, Partial);
+  // later is taken into so far, both of one query
+  void (*merge)(float& top, float& total, float* mixed, float later_top, float later_total, const float* later, int n);
+};
+
+// The sets that this build has and this processor runs, best first.
+const std::vector<const Kernels*>& kernel_sets();
+// The named one, or the best; std::invalid_argument for one that cannot be had.
+const Kernels& kernels(std::string_view name = "");
+
+}  // namespace qkv

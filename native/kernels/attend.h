@@ -1,0 +1,256 @@
+// Attention over blocks of the cache: a softmax for each split of 128 tokens, and how two are merged.
+// Splits begin at fixed tokens, so that a query's result does not depend on how the work was cut
+// (Milakov and Gimelshein 2018 for the merging; Dao et al. 2022 for doing it block by block).
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "rows.h"
+
+namespace qkv::QKV_ISA {
+
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+struct HeldF32 {
+  static constexpr int unit = 1;  // dimensions of a key that stand together
+  template <int R>
+  static void scores(const BlockShape& shape, const Queries& q, const u8* block, F* out) {
+    F even[R], odd[R];
+    for (int r = 0; r < R; r++) even[r] = odd[r] = set(0.0f);
+    const float* key = reinterpret_cast<const float*>(block);
+    const float* x = reinterpret_cast<const float*>(q.packed);
+    for (int d = 0; d < shape.key_dim; d += 2, key += 2 * LANES, x += 2 * R) {
+      const F a = load(key), b = load(key + LANES);
+      for (int r = 0; r < R; r++) even[r] = fma(a, set(x[r]), even[r]), odd[r] = fma(b, set(x[R + r]), odd[r]);
+    }
+    for (int r = 0; r < R; r++) out[r] = add(even[r], odd[r]);
+  }
+  using Weight = float;
+  static void weigh(float* to, F p, const BlockShape&, const u8*) { store(to, p); }
+  template <int R, int N>
+  static void mix(const BlockShape& shape, const u8* block, const float* weights, int column, F (&mixed)[R][N]) {
+    const float* value = reinterpret_cast<const float*>(block + shape.key_bytes()) + column;
+    for (int t = 0; t < BLOCK_TOKENS; t++, value += shape.value_dim)
+      for (int n = 0; n < N; n++) {
+        const F v = load(value + n * LANES);
+        for (int r = 0; r < R; r++) mixed[r][n] = fma(v, set(weights[r * SPLIT + t]), mixed[r][n]);
+      }
+  }
+};
+
+struct HeldBf16 {
+  static constexpr int unit = 2;
+  template <int R>
+  static void scores(const BlockShape& shape, const Queries& q, const u8* block, F* out) {
+    F even[R], odd[R];
+    for (int r = 0; r < R; r++) even[r] = odd[r] = set(0.0f);
+    const u16* key = reinterpret_cast<const u16*>(block);
+    const u8* x = q.packed;
+    for (int d = 0; d < shape.key_dim; d += 4, key += 4 * LANES, x += 8 * R)
+      for (int r = 0; r < R; r++) {
+        even[r] = dot2(even[r], key, word_at(x + 4 * r));
+        odd[r] = dot2(odd[r], key + 2 * LANES, word_at(x + 4 * R + 4 * r));
+      }
+    for (int r = 0; r < R; r++) out[r] = add(even[r], odd[r]);
+  }
+  using Weight = u16;
+  static void weigh(u16* to, F p, const BlockShape&, const u8*) { store_bf16(to, p); }
+  template <int R, int N>
+  static void mix(const BlockShape& shape, const u8* block, const u16* weights, int column, F (&mixed)[R][N]) {
+    const u16* value = reinterpret_cast<const u16*>(block + shape.key_bytes()) + 2 * column;
+    for (int t = 0; t < BLOCK_TOKENS; t += 2, value += 2 * shape.value_dim)
+      for (int r = 0; r < R; r++) {
+        const i32 pair = word_at(weights + r * SPLIT + t);
+        for (int n = 0; n < N; n++) mixed[r][n] = dot2(mixed[r][n], value + n * 2 * LANES, pair);
+      }
+  }
+};
+
+struct HeldI8 {
+  static constexpr int unit = 4;
+  template <int R>
+  static void scores(const BlockShape& shape, const Queries& q, const u8* block, F* out) {
+    I products[R];
+    for (int r = 0; r < R; r++) products[r] = set(SIGNED_CODES ? 0 : -128 * q.sum[r]);
+    const u8* x = q.packed;
+    for (int d = 0; d < shape.key_dim; d += 4, block += 64, x += 4 * R) {
+      const B key = load_bytes(block);
+      for (int r = 0; r < R; r++) products[r] = dot4<8>(products[r], key, word_at(x + 4 * r));
+    }
+    const F scale = load(reinterpret_cast<const float*>(block));
+    for (int r = 0; r < R; r++) out[r] = mul(to_float(products[r]), mul(scale, set(q.scale[r])));
+  }
+  using Weight = float;
+  static void weigh(float* to, F p, const BlockShape& shape, const u8* block) {
+    const u8* scales = block + shape.key_bytes() + std::size_t(shape.value_dim) * BLOCK_TOKENS;
+    store(to, mul(p, load(reinterpret_cast<const float*>(scales))));
+  }
+  template <int R, int N>
+  static void mix(const BlockShape& shape, const u8* block, const float* weights, int column, F (&mixed)[R][N]) {
+    const i8* value = reinterpret_cast<const i8*>(block + shape.key_bytes()) + column;
+    for (int t = 0; t < BLOCK_TOKENS; t++, value += shape.value_dim)
+      for (int n = 0; n < N; n++) {
+        const F v = bytes(value + n * LANES);
+        for (int r = 0; r < R; r++) mixed[r][n] = fma(v, set(weights[r * SPLIT + t]), mixed[r][n]);
+      }
+  }
+};
+
+inline F adjusted(const Queries& q, int r, F score, int first) {
+  if (q.cap != 0) score = mul(set(q.cap), tanh_of(div(score, set(q.cap))));
+  if (q.slope[r] == 0 && q.bias[r] == nullptr) return score;
+  alignas(64) float added[LANES];
+  for (int i = 0; i < LANES; i++) {
+    const int ahead = first + i - q.position[r];
+    added[i] = -q.slope[r] * static_cast<float>(ahead < 0 ? -ahead : ahead);
+    if (q.bias[r] != nullptr) added[i] += q.bias[r][(ahead < -q.reach ? -q.reach : ahead > q.reach ? q.reach : ahead) + q.reach];
+  }
+  return add(score, load(added));
+}
+
+template <class Held, int R>
+void attend_tile(const BlockShape& shape, const Queries& q, const u8* const* blocks, int first, int count, Partial out) {
+  using Weight = typename Held::Weight;
+  alignas(64) float scores[R * SPLIT];
+  alignas(64) Weight weights[R * SPLIT];
+  for (int b = 0; b < count; b++) {
+    if (blocks[b] == nullptr) continue;
+    F found[R];
+    Held::template scores<R>(shape, q, blocks[b], found);
+    for (int r = 0; r < R; r++)
+      store(scores + r * SPLIT + b * LANES, adjusted(q, r, found[r], first + b * LANES));
+  }
+  for (int r = 0; r < R; r++) {
+    F top = set(NEVER), total = set(0.0f);
+    for (int b = 0; b < count; b++) {
+      if (blocks[b] == nullptr) continue;
+      const int from = q.from[r] - first - b * LANES, to = q.to[r] - first - b * LANES;
+      F s = within(load(scores + r * SPLIT + b * LANES), from < 0 ? 0 : from > LANES ? LANES : from,
+                   to < 0 ? 0 : to > LANES ? LANES : to, NEVER);
+      store(scores + r * SPLIT + b * LANES, s);
+      top = max(top, s);
+    }
+    const float most = largest(top);
+    for (int b = 0; b < count; b++) {
+      if (blocks[b] == nullptr) continue;
+      F p = set(0.0f);
+      if (most != NEVER) {
+        const F s = load(scores + r * SPLIT + b * LANES);
+        // e^(never) is no exact zero: what is not seen has no weight at all
+        p = where_positive(sub(s, set(-3.0e38f)), exponential(sub(s, set(most))), p);
+      }
+      total = add(total, p);
+      Held::weigh(weights + r * SPLIT + b * LANES, p, shape, blocks[b]);
+    }
+    out.top[r] = most;
+    out.total[r] = sum(total);
+  }
+  constexpr int WIDE = 4;
+  int column = 0;
+  const auto columns = [&]<int N>() {
+    F mixed[R][N];
+    for (int r = 0; r < R; r++)
+      for (int n = 0; n < N; n++) mixed[r][n] = set(0.0f);
+    for (int b = 0; b < count; b++)
+      if (blocks[b] != nullptr) Held::template mix<R, N>(shape, blocks[b], weights + b * LANES, column, mixed);
+    for (int r = 0; r < R; r++)
+      for (int n = 0; n < N; n++) store(out.mixed + r * shape.value_dim + column + n * LANES, mixed[r][n]);
+    column += N * LANES;
+  };
+  while (column + WIDE * LANES <= shape.value_dim) columns.template operator()<WIDE>();
+  while (column < shape.value_dim) columns.template operator()<1>();
+}
+
+template <class Held, int MOST>
+void attend_held(const BlockShape& shape, const Queries& q, const u8* const* blocks, int first, int count, Partial out) {
+  if constexpr (MOST > 1) {
+    if (q.count < MOST) return attend_held<Held, MOST - 1>(shape, q, blocks, first, count, out);
+  }
+  attend_tile<Held, MOST>(shape, q, blocks, first, count, out);
+}
+
+inline void attend(const BlockShape& shape, const Queries& q, const u8* const* blocks, int first, int count, Partial out) {
+  switch (shape.kept) {
+    case Kept::F32: return attend_held<HeldF32, QUERY_TILE>(shape, q, blocks, first, count, out);
+    case Kept::BF16: return attend_held<HeldBf16, QUERY_TILE>(shape, q, blocks, first, count, out);
+    case Kept::I8: return attend_held<HeldI8, QUERY_TILE>(shape, q, blocks, first, count, out);
+  }
+}
+
+inline void merge(float& top, float& total, float* mixed, float later_top, float later_total, const float* later, int n) {
+  if (later_total == 0) return;
+  if (total == 0) {
+    top = later_top, total = later_total;
+    std::memcpy(mixed, later, n * sizeof(float));
+    return;
+  }
+  const float most = top > later_top ? top : later_top;
+  const float here = std::exp(top - most), there = std::exp(later_top - most);
+  total = total * here + later_total * there;
+  for (int i = 0; i < n; i += LANES)
+    store(mixed + i, fma(load(later + i), set(there), mul(load(mixed + i), set(here))));
+  top = most;
+}
+
+// The greatest magnitude of x over 127, which is the scale of its bytes; 0 for zeros.
+inline float byte_scale(const float* x, int n) {
+  F most = set(0.0f);
+  along(n, [&](int i, int c) { most = max(most, magnitude(load(x + i, c))); });
+  return largest(most) / 127;
+}
+
+inline i8 as_byte(float x, float inverse) {
+  const float rounded = std::nearbyint(x * inverse);
+  return static_cast<i8>(rounded == rounded ? rounded : 0);
+}
+
+// A token's key and value of one head into its place in a block. Dimensions past the last are zeros.
+inline void keep(const BlockShape& shape, const float* key, int key_dim, const float* value, int value_dim, u8* block, int place) {
+  u8* values = block + shape.key_bytes();
+  if (shape.kept == Kept::F32) {
+    for (int d = 0; d < key_dim; d++) std::memcpy(block + (d * LANES + place) * 4, key + d, 4);
+    std::memcpy(values + std::size_t(place) * shape.value_dim * 4, value, value_dim * 4);
+  } else if (shape.kept == Kept::BF16) {
+    u16* k = reinterpret_cast<u16*>(block);
+    u16* v = reinterpret_cast<u16*>(values) + std::size_t(place / 2) * shape.value_dim * 2 + place % 2;
+    for (int d = 0; d < key_dim; d++) k[(d / 2 * LANES + place) * 2 + d % 2] = to_bf16(key[d]);
+    for (int d = 0; d < value_dim; d++) v[d * 2] = to_bf16(value[d]);
+  } else {
+    const float scales[2] = {byte_scale(key, key_dim), byte_scale(value, value_dim)};
+    const float inverse[2] = {scales[0] > 0 ? 1 / scales[0] : 0, scales[1] > 0 ? 1 / scales[1] : 0};
+    for (int d = 0; d < shape.key_dim; d++)
+      block[(d / 4 * LANES + place) * 4 + d % 4] = static_cast<u8>((d < key_dim ? as_byte(key[d], inverse[0]) : 0) + 128);
+    for (int d = 0; d < value_dim; d++)
+      values[std::size_t(place) * shape.value_dim + d] = static_cast<u8>(as_byte(value[d], inverse[1]));
+    std::memcpy(block + shape.key_dim * LANES + place * 4, &scales[0], 4);
+    std::memcpy(values + shape.value_dim * LANES + place * 4, &scales[1], 4);
+  }
+}
+
+// A query, scaled, into its place among q.count that are read together.
+inline void pack(const BlockShape& shape, Queries& q, int place, const float* query, int key_dim, float scale) {
+  const int count = q.count;
+  if (shape.kept == Kept::I8) {
+    const float size = byte_scale(query, key_dim), inverse = size > 0 ? 1 / size : 0;
+    i32 total = 0;
+    for (int d = 0; d < shape.key_dim; d++) {
+      const i8 byte = d < key_dim ? as_byte(query[d], inverse) : 0;
+      q.packed[(d / 4 * count + place) * 4 + d % 4] = static_cast<u8>(byte);
+      total += byte;
+    }
+    q.scale[place] = size * scale, q.sum[place] = total;
+    return;
+  }
+  for (int d = 0; d < shape.key_dim; d++) {
+    const float x = d < key_dim ? query[d] * scale : 0;
+    if (shape.kept == Kept::F32) {
+      std::memcpy(q.packed + (d * count + place) * 4, &x, 4);
+    } else {
+      const u16 rounded = to_bf16(x);
+      std::memcpy(q.packed + (d / 2 * count + place) * 4 + d % 2 * 2, &rounded, 2);
+    }
+  }
+}
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,178 @@
+// What is done to a row on its own: activations, norms, rotation, and the end of a matrix product.
+#pragma once
+
+#include <cmath>
+
+#include "../kernels.h"
+
+namespace qkv::QKV_ISA {
+
+// e^x to about 1e-7: 2^whole times a polynomial for the rest, |rest| <= 1/2.
+inline F exponential(F x) {
+  x = min(set(88.8f), max(set(-104.0f), x));  // in this order what is no number stays so
+  const F scaled = mul(x, set(1.44269504088896341f)), whole = nearest(scaled);
+  // x - whole * ln 2, in two parts of ln 2
+  F rest = fma(whole, set(-0.693359375f), x);
+  rest = fma(whole, set(2.12194440e-4f), rest);
+  F p = set(1.0f / 5040);
+  p = fma(p, rest, set(1.0f / 720));
+  p = fma(p, rest, set(1.0f / 120));
+  p = fma(p, rest, set(1.0f / 24));
+  p = fma(p, rest, set(1.0f / 6));
+  p = fma(p, rest, set(0.5f));
+  p = fma(p, rest, set(1.0f));
+  p = fma(p, rest, set(1.0f));
+  return by_power(p, whole);
+}
+
+inline F negative(F x) { return sub(set(0.0f), x); }
+
+// By the form whose exponential cannot overflow.
+inline F sigmoid(F x) {
+  const F e = exponential(negative(magnitude(x)));
+  return div(where_positive(x, set(1.0f), e), add(set(1.0f), e));
+}
+
+inline F tanh_of(F x) {
+  const F e = exponential(mul(magnitude(x), set(-2.0f)));
+  const F size = div(sub(set(1.0f), e), add(set(1.0f), e));
+  return where_positive(x, size, negative(size));
+}
+
+// Abramowitz and Stegun 7.1.26: off by 1.5e-7 at most.
+inline F error_function(F x) {
+  const F size = magnitude(x), t = div(set(1.0f), fma(set(0.3275911f), size, set(1.0f)));
+  F p = set(1.061405429f);
+  p = fma(p, t, set(-1.453152027f));
+  p = fma(p, t, set(1.421413741f));
+  p = fma(p, t, set(-0.284496736f));
+  p = fma(p, t, set(0.254829592f));
+  const F y = sub(set(1.0f), mul(mul(p, t), exponential(negative(mul(size, size)))));
+  return where_positive(x, y, negative(y));
+}
+
+inline F activated(const Activation& how, F x) {
+  switch (how.kind) {
+    case Activation::Identity: return x;
+    case Activation::Relu: return max(x, set(0.0f));
+    case Activation::Relu2: {
+      const F bounded = max(x, set(0.0f));
+      return mul(bounded, bounded);
+    }
+    case Activation::Gelu:
+      return mul(mul(x, set(0.5f)), add(set(1.0f), error_function(mul(x, set(0.70710678118f)))));
+    case Activation::GeluTanh: {
+      const F inner = mul(set(0.79788456080f), fma(mul(mul(x, x), x), set(0.044715f), x));
+      return mul(mul(x, set(0.5f)), add(set(1.0f), tanh_of(inner)));
+    }
+    case Activation::QuickGelu: return mul(x, sigmoid(mul(x, set(1.702f))));
+    case Activation::Silu: return mul(x, sigmoid(x));
+    case Activation::Sigmoid: return sigmoid(x);
+    case Activation::Tanh: return tanh_of(x);
+    case Activation::ClampedSwish: {
+      const F bounded = min(x, set(how.limit));
+      return mul(bounded, sigmoid(mul(bounded, set(how.alpha))));
+    }
+  }
+  return x;
+}
+
+inline F gated(const Activation& how, F gate, F up) {
+  if (how.kind == Activation::ClampedSwish)
+    up = add(max(min(up, set(how.limit)), set(-how.limit)), set(how.offset));
+  return mul(activated(how, gate), up);
+}
+
+// Runs `each` on the numbers of a row, 16 at a time: each(place, how many).
+template <class Each>
+inline void along(int n, Each&& each) {
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) each(i, LANES);
+  if (i < n) each(i, n - i);
+}
+
+inline void activate(const Activation& how, float* x, int n) {
+  along(n, [&](int i, int count) { store(x + i, activated(how, load(x + i, count)), count); });
+}
+
+inline void gate(const Activation& how, const float* x, float* out, int n) {
+  along(n, [&](int i, int c) { store(out + i, gated(how, load(x + i, c), load(out + i, c)), c); });
+}
+
+inline void multiply(float* out, const float* x, int n) {
+  along(n, [&](int i, int c) { store(out + i, mul(load(out + i, c), load(x + i, c)), c); });
+}
+
+inline void scale(float* out, float by, int n) {
+  along(n, [&](int i, int c) { store(out + i, mul(load(out + i, c), set(by)), c); });
+}
+
+inline void add_scaled(float* out, float skip, const float* x, float by, int n) {
+  along(n, [&](int i, int c) {
+    store(out + i, fma(load(x + i, c), set(by), mul(load(out + i, c), set(skip))), c);
+  });
+}
+
+inline void cap(float* out, float cap, int n) {
+  along(n, [&](int i, int c) {
+    store(out + i, mul(set(cap), tanh_of(div(load(out + i, c), set(cap)))), c);
+  });
+}
+
+inline void clamp(float* out, float bound, int n) {
+  along(n, [&](int i, int c) { store(out + i, max(min(load(out + i, c), set(bound)), set(-bound)), c); });
+}
+
+inline void norm(const float* x, int n, bool centred, float eps, const float* by, const float* bias, float* out) {
+  float mean = 0;
+  if (centred) {
+    F total = set(0.0f);
+    along(n, [&](int i, int c) { total = add(total, load(x + i, c)); });
+    mean = sum(total) / static_cast<float>(n);
+  }
+  F squares = set(0.0f);
+  along(n, [&](int i, int c) {
+    const F apart = within(sub(load(x + i, c), set(mean)), 0, c, 0.0f);
+    squares = fma(apart, apart, squares);
+  });
+  const float inverse = 1.0f / std::sqrt(sum(squares) / static_cast<float>(n) + eps);
+  along(n, [&](int i, int c) {
+    F y = mul(sub(load(x + i, c), set(mean)), set(inverse));
+    if (by != nullptr) y = mul(y, load(by + i, c));
+    if (bias != nullptr) y = add(y, load(bias + i, c));
+    store(out + i, y, c);
+  });
+}
+
+// The leading pairs of a head turned: x[i] with x[pairs + i], or with its neighbour.
+inline void rotate(float* x, int pairs, bool interleaved, const float* cosine, const float* sine) {
+  if (interleaved) {
+    for (int i = 0; i < pairs; i++) {
+      const float a = x[2 * i], b = x[2 * i + 1];
+      x[2 * i] = a * cosine[i] - b * sine[i], x[2 * i + 1] = b * cosine[i] + a * sine[i];
+    }
+    return;
+  }
+  along(pairs, [&](int i, int n) {
+    const F a = load(x + i, n), b = load(x + pairs + i, n), c = load(cosine + i, n), s = load(sine + i, n);
+    store(x + i, sub(mul(a, c), mul(b, s)), n);
+    store(x + pairs + i, add(mul(b, c), mul(a, s)), n);
+  });
+}
+
+inline void finish(const Finish& how, const float* products, int count, float* out, std::size_t stride, int wide) {
+  for (int row = 0; row < count; row++, products += PANEL, out += stride) {
+    F y[2] = {load(products), load(products + LANES)};
+    if (how.bias != nullptr)
+      for (int b = 0; b < 2; b++) y[b] = add(y[b], load(how.bias + b * LANES));
+    if (how.gated) y[0] = gated(how.activation, y[0], y[1]);
+    for (int b = 0; b * LANES < wide; b++) {
+      const int n = wide - b * LANES < LANES ? wide - b * LANES : LANES;
+      float* at = out + b * LANES;
+      if (how.add) y[b] = fma(y[b], set(how.scale), load(at, n));
+      store(at, y[b], n);
+    }
+  }
+}
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,163 @@
+#include "linear.h"
+
+namespace qkv {
+
+namespace {
+
+constexpr std::size_t NEAR_CACHE = std::size_t{512} << 10;  // bytes that stay close to a core
+
+const float* bias_of(const Weights& weights, int panel) {
+  return weights.bias.empty() ? nullptr : weights.bias.data() + panel * PANEL;
+}
+
+// How many columns of out a panel fills, and from which on.
+struct Columns {
+  int from, wide;
+};
+
+Columns columns_of(const Weights& weights, int panel, bool gated, int width) {
+  const int each = gated ? LANES : PANEL, from = weights.column + panel * each;
+  const int end = gated ? width : weights.column + weights.matrix->rows();
+  return {from, std::min(each, end - from)};
+}
+
+// Rows read one by one, put together as the tile of a kernel.
+void collect(Reading reading, const std::vector<int>& rows, std::size_t from, int tile, const u8* all, int padded, u8* to) {
+  const std::size_t each = tile_bytes(reading, padded, 1);
+  for (int t = 0; t < tile; t++) {
+    const u8* row = all + rows[std::min(from + t, rows.size() - 1)] * each;
+    if (reading == Reading::Codes) {
+      for (int g = 0; g < padded / GROUP; g++) {
+        u8* record = to + std::size_t(g) * 48 * tile;
+        std::memcpy(record + t * GROUP, row + g * 48, GROUP);
+        for (int i = 0; i < 4; i++) std::memcpy(record + tile * (GROUP + 4 * i) + t * 4, row + g * 48 + GROUP + 4 * i, 4);
+      }
+    } else {
+      const int words = reading == Reading::Pairs ? padded / 2 : padded;
+      for (int w = 0; w < words; w++) std::memcpy(to + (std::size_t(w) * tile + t) * 4, row + w * 4, 4);
+    }
+  }
+}
+
+}  // namespace
+
+void Read::reserve(Step& step, int rows) {
+  const int most = most_rows(step.kernels, reading_);
+  step.tiles[static_cast<int>(reading_)].reserve(tile_bytes(reading_, padded_, round_up(rows, most) + most));
+}
+
+void Read::run(Step& step, int row) {
+  const int tile = tile_rows(step.count, most_rows(step.kernels, reading_));
+  u8* to = step.tiles[static_cast<int>(reading_)].as<u8>() + row / tile * tile_bytes(reading_, padded_, tile);
+  step.kernels.read(reading_, step.at(x_, row), x_.width, padded_, to, tile, row % tile);
+}
+
+Linear::Linear(Span out, std::vector<Weights> weights, Finish finish)
+    : out_(out), weights_(std::move(weights)), finish_(finish) {}
+
+int Linear::begin(Step& step) {
+  runs_.clear();
+  if (step.count == 0) return 0;
+  std::size_t bytes = 0;
+  int panels = 0;
+  for (const auto& each : weights_) bytes += each.matrix->bytes(), panels += each.matrix->panels();
+  // enough runs to share out evenly, each long enough to be worth claiming
+  const std::size_t share = std::max<std::size_t>(bytes / (step.threads * 8), 24 << 10);
+  for (int w = 0; w < static_cast<int>(weights_.size()); w++) {
+    const auto& matrix = *weights_[w].matrix;
+    const int long_ = std::max<int>(1, static_cast<int>(std::min(share, NEAR_CACHE) / matrix.panel_bytes()));
+    for (int first = 0; first < matrix.panels(); first += long_)
+      runs_.push_back({w, first, std::min(matrix.panels(), first + long_)});
+  }
+  // many threads and few panels: the rows are shared out as well
+  const int runs = static_cast<int>(runs_.size());
+  parts_ = std::clamp(step.threads * 4 / runs, 1, std::max(1, step.count / 32));
+  return runs * parts_;
+}
+
+void Linear::item(Step& step, int number, Scratch& scratch) {
+  const Run run = runs_[number / parts_];
+  const auto& weights = weights_[run.weights];
+  const auto kind = reading(weights.matrix->kind());
+  const int tile = tile_rows(step.count, most_rows(step.kernels, kind)), tiles = ceil_div(step.count, tile);
+  const int part = number % parts_, first = tiles * part / parts_, last = tiles * (part + 1) / parts_;
+  const std::size_t bytes = (last - first) * tile_bytes(kind, weights.matrix->padded(), tile);
+  if (bytes <= NEAR_CACHE) {
+    for (int p = run.first; p < run.last; p++)
+      for (int t = first; t < last; t++) panel(step, weights, p, t, scratch);
+  } else {
+    for (int t = first; t < last; t++)
+      for (int p = run.first; p < run.last; p++) panel(step, weights, p, t, scratch);
+  }
+}
+
+void Linear::panel(Step& step, const Weights& weights, int number, int t, Scratch& scratch) {
+  const auto& matrix = *weights.matrix;
+  const auto kind = reading(matrix.kind());
+  const int tile = tile_rows(step.count, most_rows(step.kernels, kind));
+  const u8* rows = step.tiles[static_cast<int>(kind)].as<u8>() + t * tile_bytes(kind, matrix.padded(), tile);
+  step.kernels.linear(matrix, number, rows, tile, t == 0, scratch.products);
+  Finish finish = finish_;
+  finish.bias = bias_of(weights, number);
+  const auto to = columns_of(weights, number, finish_.gated, out_.width);
+  step.kernels.finish(finish, scratch.products, std::min(tile, step.count - t * tile), step.at(out_, t * tile) + to.from,
+                      step.strides[out_.buffer], to.wide);
+}
+
+void ExpertRead::reserve(Step& step, int rows) {
+  step.tiles[static_cast<int>(reading_)].reserve(tile_bytes(reading_, padded_, 1) * rows * parts_);
+}
+
+void ExpertRead::run(Step& step, int row) {
+  const std::size_t each = tile_bytes(reading_, padded_, 1);
+  for (int part = 0; part < parts_; part++)
+    step.kernels.read(reading_, step.at(x_, row) + part * columns_, columns_, padded_,
+                      step.tiles[static_cast<int>(reading_)].as<u8>() + (row * parts_ + part) * each, 1, 0);
+}
+
+ExpertLinear::ExpertLinear(Span out, int picks, std::vector<Weights> experts, Finish finish, bool from_picks)
+    : out_(out), picks_(picks), experts_(std::move(experts)), finish_(finish), from_picks_(from_picks),
+      takers_(experts_.size()) {}
+
+int ExpertLinear::begin(Step& step) {
+  const auto& picks = step.picks[picks_];
+  for (auto& takers : takers_) takers.clear();
+  for (int pick = 0; pick < step.count * picks.top_k; pick++) takers_[picks.chosen[pick]].push_back(pick);
+  runs_.clear();
+  for (int e = 0; e < static_cast<int>(experts_.size()); e++) {
+    const int panels = experts_[e].matrix->panels(), long_ = std::max(1, panels / (step.threads * 2));
+    for (int first = 0; first < panels && !takers_[e].empty(); first += long_)
+      runs_.push_back({e, first, std::min(panels, first + long_)});
+  }
+  return static_cast<int>(runs_.size());
+}
+
+void ExpertLinear::item(Step& step, int number, Scratch& scratch) {
+  const Run run = runs_[number];
+  const auto& weights = experts_[run.expert];
+  const auto& matrix = *weights.matrix;
+  const auto kind = reading(matrix.kind());
+  const int top_k = step.picks[picks_].top_k, width = out_.width / top_k;
+  const auto& takers = takers_[run.expert];
+  std::vector<int> rows(takers);
+  if (!from_picks_)
+    for (auto& row : rows) row /= top_k;
+  const int tile = tile_rows(static_cast<int>(rows.size()), most_rows(step.kernels, kind));
+  scratch.tile.reserve(tile_bytes(kind, matrix.padded(), tile));
+  for (std::size_t at = 0; at < rows.size(); at += tile) {
+    collect(kind, rows, at, tile, step.tiles[static_cast<int>(kind)].as<u8>(), matrix.padded(), scratch.tile.as<u8>());
+    for (int p = run.first; p < run.last; p++) {
+      step.kernels.linear(matrix, p, scratch.tile.as<u8>(), tile, at == 0, scratch.products);
+      Finish finish = finish_;
+      finish.bias = bias_of(weights, p);
+      const auto to = columns_of(weights, p, finish_.gated, width);
+      for (std::size_t t = 0; t < std::min<std::size_t>(tile, rows.size() - at); t++) {
+        const int pick = takers[at + t];
+        step.kernels.finish(finish, scratch.products + t * PANEL, 1,
+                            step.at(out_, pick / top_k) + pick % top_k * width + to.from, 0, to.wide);
+      }
+    }
+  }
+}
+
+}  // namespace qkv

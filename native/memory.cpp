@@ -1,0 +1,40 @@
+#include "memory.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <new>
+
+namespace qkv {
+
+namespace {
+constexpr std::size_t HUGE_PAGE = std::size_t{2} << 20;
+constexpr std::size_t PAGE = 4096;
+}  // namespace
+
+Memory::Memory(std::size_t bytes) {
+  if (bytes == 0) return;
+  // a small buffer on a huge page of its own would waste most of it
+  const bool large = bytes >= HUGE_PAGE;
+  const std::size_t unit = large ? HUGE_PAGE : PAGE;
+  const std::size_t rounded = (bytes + PAGE - 1) / PAGE * PAGE;
+  length_ = large ? rounded + HUGE_PAGE : rounded;
+  mapped_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped_ == MAP_FAILED) {
+    mapped_ = nullptr;
+    throw std::bad_alloc();
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(mapped_);
+  start_ = reinterpret_cast<unsigned char*>((address + unit - 1) / unit * unit);
+  size_ = bytes;
+#ifdef MADV_HUGEPAGE
+  // only a hint: a system without huge pages serves it from plain ones
+  if (large) (void)madvise(start_, rounded, MADV_HUGEPAGE);
+#endif
+}
+
+Memory::~Memory() {
+  if (mapped_ != nullptr) munmap(mapped_, length_);
+}
+
+}  // namespace qkv

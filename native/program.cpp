@@ -1,0 +1,77 @@
+#include "program.h"
+
+namespace qkv {
+
+Program::Program(std::vector<int> widths, int output)
+    : widths_(std::move(widths)), output_(output), buffers_(widths_.size()) {}
+
+void Program::add(std::unique_ptr<RowOperation> operation) {
+  if (open_ == nullptr) {
+    auto phase = std::make_unique<RowPhase>(false);
+    open_ = phase.get();
+    phases_.push_back(std::move(phase));
+  }
+  open_->append(std::move(operation));
+}
+
+void Program::add(std::unique_ptr<Phase> phase) {
+  open_ = nullptr;
+  phases_.push_back(std::move(phase));
+}
+
+void Program::pick(Span out, Span x) {
+  auto phase = std::make_unique<RowPhase>(true);
+  open_ = phase.get();
+  phases_.push_back(std::move(phase));
+  open_->append(std::make_unique<Pick>(out, x));
+}
+
+void Program::prepare(Step& step, float* answers) {
+  step.count = step.rows.count;
+  const int rows = std::max(step.rows.count, step.rows.wanted);
+  step.buffers.resize(widths_.size());
+  step.strides.resize(widths_.size());
+  for (std::size_t b = 0; b < widths_.size(); b++) {
+    const bool bound = answers != nullptr && static_cast<int>(b) == output_;
+    step.strides[b] = bound ? widths_[b] : round_up(widths_[b], LANES);
+    if (!bound) buffers_[b].reserve(step.strides[b] * rows * sizeof(float));
+    step.buffers[b] = bound ? answers : buffers_[b].as<float>();
+  }
+  for (auto& phase : phases_) phase->reserve(step, rows);
+}
+
+// Opens the next phase that is worth sharing; those that are not are done at once, by the calling thread.
+void Program::advance(Step& step, Scratch& scratch) {
+  next_.store(0, std::memory_order_relaxed);
+  while (following_ < phases_.size()) {
+    Phase& phase = *phases_[following_++];
+    items_ = phase.begin(step);
+    if (items_ == 0) continue;
+    current_ = &phase;
+    if (items_ > 1 && !phase.alone(step)) return;
+    for (int i = 0; i < items_; i++) phase.item(step, i, scratch);
+  }
+  current_ = nullptr;
+}
+
+void Program::run(const Rows& rows, const std::vector<Table>& tables, Cache& cache, Workers& workers,
+                  const Kernels& kernels, float* answers) {
+  if (step_ == nullptr || &step_->cache != &cache || &step_->kernels != &kernels)
+    step_ = std::unique_ptr<Step>(new Step{kernels, cache, workers.count(), rows, tables, 0, {}, {}, {}, {}, {}, {}});
+  Step& step = *step_;
+  step.threads = workers.count(), step.rows = rows, step.tables = tables;
+  if (static_cast<int>(scratch_.size()) < workers.count()) scratch_.resize(workers.count());
+  prepare(step, answers);
+  following_ = 0;
+  advance(step, scratch_[0]);
+  if (current_ == nullptr) return;
+  workers.run([&](int thread) {
+    while (current_ != nullptr) {
+      Phase& phase = *current_;
+      for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) phase.item(step, i, scratch_[thread]);
+      workers.meet([&] { advance(step, scratch_[thread]); });
+    }
+  });
+}
+
+}  // namespace qkv
