@@ -1,11 +1,15 @@
 #include "formats.h"
 
+#include <algorithm>
 #include <array>
 #include <stdexcept>
+#include <thread>
 
 namespace qkv {
 
 namespace {
+
+constexpr std::size_t WORTH_THREADS = std::size_t{256} << 10;  // bytes
 
 constexpr std::array<Layout, 11> LAYOUTS{{
     {Format::F32, "F32", 32, 0, Scaling::None, 1, 4},
@@ -98,10 +102,24 @@ CodePlace place(int bits, int row, int column) {
   return found;
 }
 
-void put_code(u8* record, int bits, int row, int column, u8 code) {
-  const auto at = place(bits, row, column);
-  record[at.byte] |= bits == 8 ? code : (code & 15) << at.shift;
-  if (bits == 5 || bits == 6) record[at.upper] |= (code >> 4) << at.upper_shift;
+// The codes of a row and 32 columns into a record, by the same places, four neighbours at a time.
+void put_codes(u8* record, int bits, int row, const u8* codes) {
+  for (int step = 0; step < GROUP / 4; step++, codes += 4) {
+    const auto at = place(bits, row, step * 4);
+    u32 four, low, high;
+    std::memcpy(&four, codes, 4);
+    if (bits == 8) {
+      std::memcpy(record + at.byte, &four, 4);
+      continue;
+    }
+    std::memcpy(&low, record + at.byte, 4);
+    low |= (four & 0x0f0f0f0fu) << at.shift;
+    std::memcpy(record + at.byte, &low, 4);
+    if (bits == 4) continue;
+    std::memcpy(&high, record + at.upper, 4);
+    high |= (four >> 4 & 0x0f0f0f0fu) << at.upper_shift;
+    std::memcpy(record + at.upper, &high, 4);
+  }
 }
 
 u8 get_code(const u8* record, int bits, int row, int column) {
@@ -140,13 +158,25 @@ Matrix::Matrix(Format format, int columns, const std::vector<Part>& parts, bool 
                      : std::size_t(padded_) * PANEL * kind.bits / 8;
   memory_ = Memory(panels() * panel_bytes_);
   const std::size_t row_bytes = std::size_t(columns / kind.block) * kind.block_bytes;
+  std::vector<const u8*> sources(std::size_t(panels()) * PANEL, nullptr);
   int first = 0;
   for (const auto& part : parts) {
     for (int row = 0; row < part.rows; row++)
-      pack(part.data + row * row_bytes,
-           paired ? row / LANES * PANEL + (&part - parts.data()) * LANES + row % LANES : first + row);
+      sources[paired ? row / LANES * PANEL + (&part - parts.data()) * LANES + row % LANES : first + row] =
+          part.data + row * row_bytes;
     first += part.rows;
   }
+  // panels lie apart, so threads can fill them side by side
+  const int threads = memory_.size() < WORTH_THREADS ? 1 : std::max(1u, std::thread::hardware_concurrency());
+  const auto fill = [&](int thread) {
+    for (int p = panels() * thread / threads; p < panels() * (thread + 1) / threads; p++)
+      for (int r = 0; r < PANEL; r++)
+        if (const u8* source = sources[p * PANEL + r]) pack(source, p * PANEL + r);
+  };
+  std::vector<std::thread> others;
+  for (int thread = 1; thread < threads; thread++) others.emplace_back(fill, thread);
+  fill(0);
+  for (auto& other : others) other.join();
 }
 
 void Matrix::pack(const u8* source, int row) {
@@ -175,7 +205,7 @@ void Matrix::pack(const u8* source, int row) {
       read_small(kind.format, source, block);
     }
     for (int g = 0; g < kind.block / GROUP; g++, record += kind.record_bytes()) {
-      for (int i = 0; i < GROUP; i++) put_code(record, kind.bits, r, i, block.codes[g * GROUP + i]);
+      put_codes(record, kind.bits, r, block.codes + g * GROUP);
       u8* scales = record + kind.code_bytes();
       switch (kind.scaling) {
         case Scaling::ScaleAndMinimum: put_half(scales + 64, r, block.m); [[fallthrough]];

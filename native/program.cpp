@@ -40,19 +40,19 @@ void Program::prepare(Step& step, float* answers) {
   for (auto& phase : phases_) phase->reserve(step, rows);
 }
 
-// Opens the next phase that is worth sharing; those that are not are done at once, by the calling thread.
-void Program::advance(Step& step, Scratch& scratch) {
-  next_.store(0, std::memory_order_relaxed);
+// The next phase that is worth sharing; those that are not are done at once.
+int Program::next(int thread) {
+  Step& step = *step_;
   while (following_ < phases_.size()) {
-    Phase& phase = *phases_[following_++];
-    items_ = phase.begin(step);
-    if (items_ == 0) continue;
-    current_ = &phase;
-    if (items_ > 1 && !phase.alone(step)) return;
-    for (int i = 0; i < items_; i++) phase.item(step, i, scratch);
+    current_ = phases_[following_++].get();
+    const int items = current_->begin(step);
+    if (items > 1 && !current_->alone(step)) return items;
+    for (int i = 0; i < items; i++) current_->item(step, i, scratch_[thread]);
   }
-  current_ = nullptr;
+  return 0;
 }
+
+void Program::item(int number, int thread) { current_->item(*step_, number, scratch_[thread]); }
 
 void Program::run(const Rows& rows, const std::vector<Table>& tables, Cache& cache, Workers& workers,
                   const Kernels& kernels, float* answers) {
@@ -63,15 +63,7 @@ void Program::run(const Rows& rows, const std::vector<Table>& tables, Cache& cac
   if (static_cast<int>(scratch_.size()) < workers.count()) scratch_.resize(workers.count());
   prepare(step, answers);
   following_ = 0;
-  advance(step, scratch_[0]);
-  if (current_ == nullptr) return;
-  workers.run([&](int thread) {
-    while (current_ != nullptr) {
-      Phase& phase = *current_;
-      for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) phase.item(step, i, scratch_[thread]);
-      workers.meet([&] { advance(step, scratch_[thread]); });
-    }
-  });
+  workers.run(*this);
 }
 
 }  // namespace qkv

@@ -1,8 +1,6 @@
 // A lowered description, ready to run: phases in order, executed in one call by all threads.
 #pragma once
 
-#include <atomic>
-
 #include "attend.h"
 #include "linear.h"
 #include "rows.h"
@@ -10,7 +8,7 @@
 
 namespace qkv {
 
-class Program {
+class Program final : private Stages {
  public:
   // `widths` of the buffers; `output` is the one that holds the answers.
   Program(std::vector<int> widths, int output);
@@ -26,7 +24,8 @@ class Program {
 
  private:
   void prepare(Step& step, float* answers);
-  void advance(Step& step, Scratch& scratch);
+  int next(int thread) override;
+  void item(int number, int thread) override;
 
   std::vector<int> widths_;
   int output_;
@@ -38,8 +37,6 @@ class Program {
 
   Phase* current_ = nullptr;
   std::size_t following_ = 0;
-  int items_ = 0;
-  alignas(64) std::atomic<int> next_{0};
 };
 
 }  // namespace qkv

@@ -8,6 +8,8 @@ namespace {
 
 // About what a step's own pauses take: sampling between two steps, a straggler within one.
 constexpr auto SPIN = std::chrono::microseconds(200);
+// Threads that find nothing left take one each all the same, far fewer than these.
+constexpr std::uint32_t NONE = 1u << 24;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -19,42 +21,67 @@ inline void pause() {
 
 }  // namespace
 
-Workers::Workers(int count) : count_(count < 1 ? 1 : count) {
+Workers::Workers(int count) : count_(count < 1 ? 1 : count), state_(NONE) {
   for (int thread = 1; thread < count_; thread++) threads_.emplace_back([this, thread] { serve(thread); });
 }
 
 Workers::~Workers() {
-  ending_ = true;
-  started_.fetch_add(1, std::memory_order_release);
-  started_.notify_all();
+  ending_.store(true);
+  stage_.fetch_add(1);
+  stage_.notify_all();
   for (auto& thread : threads_) thread.join();
 }
 
-void Workers::run(const std::function<void(int)>& job) {
-  job_ = &job;
-  started_.fetch_add(1, std::memory_order_seq_cst);
-  if (asleep_.load(std::memory_order_seq_cst) != 0) started_.notify_all();
-  job(0);
-  meet([] {});
-}
-
-void Workers::serve(int thread) {
-  for (unsigned seen = 0;;) {
-    wait(started_, seen);
-    seen = started_.load(std::memory_order_acquire);
-    if (ending_) return;
-    (*job_)(thread);
-    meet([] {});
+void Workers::run(Stages& stages) {
+  stages_ = &stages;
+  over_ = false;
+  open(0);
+  for (;;) {
+    const auto epoch = work(0);
+    if (epoch == stage_.load(std::memory_order_acquire) && over_) return;
+    wait(epoch);
   }
 }
 
-void Workers::wait(std::atomic<unsigned>& what, unsigned old) {
+// Opens the next stage; all items of the one before are done.
+void Workers::open(int thread) {
+  items_ = stages_->next(thread);
+  over_ = items_ == 0;
+  done_.store(0, std::memory_order_relaxed);
+  const std::uint32_t epoch = stage_.load(std::memory_order_relaxed) + 1;
+  state_.store(std::uint64_t{epoch} << 32 | (NONE + static_cast<std::uint32_t>(items_)), std::memory_order_release);
+  stage_.store(epoch, std::memory_order_seq_cst);  // before asking who sleeps
+  if (asleep_.load(std::memory_order_seq_cst) != 0) stage_.notify_all();
+}
+
+// Takes items while there are any; the number of the stage that has no more.
+std::uint32_t Workers::work(int thread) {
+  for (;;) {
+    int mine = 0;
+    std::uint64_t taken;
+    while (static_cast<std::uint32_t>(taken = state_.fetch_sub(1, std::memory_order_acq_rel)) > NONE) {
+      stages_->item(static_cast<int>(static_cast<std::uint32_t>(taken) - NONE) - 1, thread);
+      mine++;
+    }
+    if (mine == 0) return static_cast<std::uint32_t>(taken >> 32);
+    // until it has reported, the stage cannot end: these are its own numbers
+    const int items = items_;
+    if (done_.fetch_add(mine, std::memory_order_acq_rel) + mine == items) open(thread);
+  }
+}
+
+void Workers::serve(int thread) {
+  while (!ending_.load()) wait(work(thread));
+}
+
+// Until another stage than this one is open.
+void Workers::wait(std::uint32_t epoch) {
   const auto end = std::chrono::steady_clock::now() + SPIN;
-  for (int spins = 1; what.load(std::memory_order_acquire) == old; spins++) {
+  for (int spins = 1; stage_.load(std::memory_order_acquire) == epoch && !ending_.load(std::memory_order_relaxed); spins++) {
     pause();
     if (spins % 64 == 0 && std::chrono::steady_clock::now() > end) {
       asleep_.fetch_add(1, std::memory_order_seq_cst);
-      what.wait(old, std::memory_order_seq_cst);
+      stage_.wait(epoch, std::memory_order_seq_cst);
       asleep_.fetch_sub(1, std::memory_order_relaxed);
     }
   }

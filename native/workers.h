@@ -1,15 +1,26 @@
-// Threads that stay, and the place where they meet.
+// Threads that stay, and share out the items of one stage after another.
 #pragma once
 
 #include <atomic>
-#include <functional>
+#include <cstdint>
 #include <thread>
 #include <vector>
 
 namespace qkv {
 
-// `count` threads, the caller's own among them, run a job together. Waiting spins for a bounded time
-// and then sleeps: a busy neighbour on the machine costs its share and no more, and idling costs nothing.
+// Work in stages: the items of one can run in any order, the next begins when all of them are done.
+class Stages {
+ public:
+  virtual ~Stages() = default;
+  // Plans the following stage, on whichever thread ended the last; how many items it has, 0 at the end.
+  virtual int next(int thread) = 0;
+  virtual void item(int number, int thread) = 0;
+};
+
+// `count` threads, the caller's own among them. A stage ends with its last item and not with the last
+// thread: one that sleeps, or that the system has put aside, is only waited for if it holds an item.
+// Waiting spins for a bounded time and then sleeps, so that a busy neighbour on the machine costs its
+// share and no more, and idling costs nothing.
 class Workers {
  public:
   explicit Workers(int count);
@@ -19,35 +30,27 @@ class Workers {
 
   int count() const { return count_; }
 
-  // Calls job(thread) on every thread and returns when all are done. One job at a time.
-  void run(const std::function<void(int)>& job);
-
-  // Within a job: the last thread to come runs `between` alone, then all go on.
-  template <class Between>
-  void meet(Between&& between) {
-    const unsigned turn = turn_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == count_ - 1) {
-      arrived_.store(0, std::memory_order_relaxed);
-      between();
-      turn_.store(turn + 1, std::memory_order_seq_cst);  // before asking who sleeps
-      if (asleep_.load(std::memory_order_seq_cst) != 0) turn_.notify_all();
-    } else {
-      wait(turn_, turn);
-    }
-  }
+  // Runs all stages; returns after the last. One call at a time.
+  void run(Stages& stages);
 
  private:
-  void wait(std::atomic<unsigned>& what, unsigned old);
+  void open(int thread);
+  std::uint32_t work(int thread);
+  void wait(std::uint32_t epoch);
   void serve(int thread);
 
   const int count_;
-  const std::function<void(int)>* job_ = nullptr;
+  Stages* stages_ = nullptr;
+  int items_ = 0;
+  std::atomic<bool> over_{false};
   std::vector<std::thread> threads_;
-  alignas(64) std::atomic<unsigned> turn_{0};
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<unsigned> started_{0};
+  // The number of the stage above 32 bits; below, how many items are left to take, from NONE up. One
+  // word, so that no thread takes an item of a stage that it has not seen.
+  alignas(64) std::atomic<std::uint64_t> state_{0};
+  alignas(64) std::atomic<int> done_{0};
+  alignas(64) std::atomic<std::uint32_t> stage_{0};  // the same number, to sleep on
   alignas(64) std::atomic<int> asleep_{0};
-  bool ending_ = false;
+  std::atomic<bool> ending_{false};
 };
 
 }  // namespace qkv
