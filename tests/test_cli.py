@@ -19,6 +19,7 @@ import pytest
 import qkv
 from qkv import cli
 from qkv.model import Model, Stream
+from qkv.runtime.built import status
 from tests.engine.tiny import CLOSE, save_llama
 
 GREEDY = ("-n", "6", "--ignore-eos")
@@ -75,7 +76,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_version(run: Run) -> None:
     done = run("--version")
-    assert (done.status, done.err) == (0, "") and done.out.startswith(f"qkv {qkv.__version__}, running on ")
+    assert (done.status, done.out, done.err) == (0, f"qkv {qkv.__version__}, {status()}\n", "")
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)])
@@ -92,7 +93,8 @@ def test_help_shows_every_option_and_examples(
     done = run(command, "--help")
     options = (
         "--model --max-new-tokens --temperature --top-k --top-p --min-p --repetition-penalty --seed "
-        "--presence-penalty --frequency-penalty --logit-bias --dtype --device --ignore --json "
+        "--presence-penalty --frequency-penalty --logit-bias --runtime --dtype --device --threads --ignore "
+        "--json "
     ) + {
         "generate": "--stop --ignore-eos --samples -N --beams --length-penalty --logprobs --top-logprobs",
         "chat": "--system",
@@ -124,7 +126,7 @@ def test_json_holds_all_there_is_to_know(run: Run, folder: Path, model: Model) -
     assert found["parameters"] == model.spec.parameters()
     for key in ("load_seconds", "prefill_tokens_per_second", "decode_tokens_per_second", "peak_memory_bytes"):
         assert found.pop(key) > 0
-    assert len(found) == 6
+    assert found["runtime"] == model.runtime and len(found) == 7
 
 
 def test_a_system_that_does_not_count_memory_is_no_obstacle(
@@ -215,6 +217,20 @@ def test_the_packaged_model_by_its_file(run: Run, smollm2_file: Path) -> None:
     done = run("generate", "-m", smollm2_file, "The capital of France is", "-n", 1, "--json")
     found = json.loads(done.out)
     assert (found["text"], found["parameters"], found["prompt_tokens"]) == (" Paris", 134_515_008, 5)
+
+
+@pytest.mark.parametrize("runtime", ["numpy", "torch"])
+def test_a_runtime_is_chosen_by_name(run: Run, folder: Path, model: Model, runtime: str) -> None:
+    done = run("generate", "-m", folder, "ABC", *GREEDY, "--runtime", runtime, "--json")
+    found, expected = json.loads(done.out), model.generate("ABC", max_new_tokens=6, ignore_eos=True)
+    assert (found["runtime"], found["text"]) == (runtime, expected.text)
+    told = run("chat", "-m", folder, "-n", 5, "--runtime", runtime, stdin="hi")
+    assert told.out == answers(model, "hi")[0] + "\n"
+
+
+def test_threads_are_the_models(run: Run, folder: Path, model: Model) -> None:
+    text = model.generate("ABC", max_new_tokens=6, ignore_eos=True).text
+    assert run("generate", "-m", folder, "ABC", *GREEDY, "-t", 1).out == f"ABC{text}\n"
 
 
 # chat
@@ -361,6 +377,15 @@ WRONG: list[tuple[tuple[object, ...], str]] = [
     (("generate", "-m", "FOLDER", "x", "--stop", ""), "none of them empty"),
     (("generate", "-m", "FOLDER", "x", "--dtype", "int8"), "int8"),
     (("generate", "-m", "FOLDER", "x", "--device", "gpu"), "gpu"),
+    (
+        ("generate", "-m", "FOLDER", "x", "--runtime", "fast"),
+        "runtime is 'fast'; it must be",
+    ),
+    (
+        ("generate", "-m", "FOLDER", "x", "--runtime", "numpy", "--dtype", "float32"),
+        "The numpy runtime has no dtype float32",
+    ),
+    (("chat", "-m", "FOLDER", "--runtime", "numpy", "-t", 2), "takes its threads from OMP_NUM_THREADS"),
     (("generate", "-m", "FOLDER", "\udcff"), "surrogate"),
     (("chat", "-m", "FOLDER", "--top-p", 2), "top_p is 2.0"),
     (("chat", "-m", "FOLDER", "-n", 0), "max_new_tokens is 0"),

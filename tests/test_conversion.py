@@ -20,6 +20,7 @@ from qkv.checkpoints import StoredTensor, quantise, read_gguf, squared_error
 from qkv.conversion import convert
 from qkv.errors import CheckpointError, QkvError, RequestError, TokenizerError, UnsupportedError
 from qkv.families.gguf_metadata import interleaved
+from qkv.loading.network import SAVED
 from qkv.spec import Divided, LongRope, Rotary, Window
 from qkv.text.gguf_metadata import FIRST_SPACE
 from tests.families.models import SMALL, saved, tokens
@@ -110,7 +111,7 @@ def test_plain_types_lose_nothing(tmp_path: Path, case: str, dtype: torch.dtype)
     theirs = read_gguf(tmp_path / "m.gguf").tensors
     assert {
         each.format for each in theirs.values() if len(each.shape) > 1 and "gate_inp" not in each.name
-    } == {loading.SAVED[dtype]} | ({"F32"} if case == "gpt2" else set())  # learned positions
+    } == {SAVED[dtype]} | ({"F32"} if case == "gpt2" else set())  # learned positions
     before, after = loading.load(source), loading.load(tmp_path / "m.gguf")
     assert before.model.spec.trunk.width == after.model.spec.trunk.width
     found = dict(after.model.named_parameters())

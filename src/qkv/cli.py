@@ -40,8 +40,12 @@ def options(*each: Callable[[Command], Command]) -> Callable[[Command], Command]
 
 
 loading = options(
-    click.option("--dtype", help="float32, bfloat16 or float16; default: the file's."),
-    click.option("--device", default="cpu", show_default=True, help="cpu, cuda, mps."),
+    click.option(
+        "--runtime",
+        help="What generates: native, torch or numpy; default: the fastest there is for the model.",
+    ),
+    click.option("--dtype", help="Of torch: float32, bfloat16 or float16; default: the file's."),
+    click.option("--device", default="cpu", show_default=True, help="cpu, or of torch: cuda, mps."),
     click.option(
         "--threads",
         "-t",
@@ -122,7 +126,9 @@ def path_option(name: str, about: str) -> Callable[[Command], Command]:
 
 def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
-        click.echo(f"qkv {qkv.__version__}, running on torch; the native runtime is not built yet")
+        from qkv.runtime.built import status
+
+        click.echo(f"qkv {qkv.__version__}, {status()}")
         context.exit()
 
 
@@ -156,6 +162,7 @@ def command(*examples: str, note: str = "") -> Callable[[Callable[..., None]], c
 def generate(
     prompt: str,
     model: str,
+    runtime: str | None,
     dtype: str | None,
     device: str,
     threads: int | None,
@@ -169,7 +176,7 @@ def generate(
     """
     # a last line break is echo's, not the text's
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-    loaded, seconds = _load(model, dtype, device, ignore, threads)
+    loaded, seconds = _load(model, dtype, device, ignore, runtime, threads)
     before = text if loaded.spec.encoder is None else ""
     if asked["n"] not in (None, 1):
         done = cast("list[Completion]", loaded.generate(text, **asked))
@@ -292,6 +299,7 @@ def _write(path: Path, text: str) -> None:
 def chat(
     model: str,
     system: str | None,
+    runtime: str | None,
     dtype: str | None,
     device: str,
     threads: int | None,
@@ -300,7 +308,7 @@ def chat(
     **sampled: Any,
 ) -> None:
     """Talk with a model, by its own template. Reads turns from the terminal or standard input."""
-    loaded, _ = _load(model, dtype, device, ignore, threads)
+    loaded, _ = _load(model, dtype, device, ignore, runtime, threads)
 
     def answer(prompt: Prompt) -> Stream:
         return loaded.stream(prompt, **sampled)
@@ -385,16 +393,17 @@ def _show_answer(stream: Stream, silent: bool) -> None:
 
 
 def _load(
-    source: str, dtype: str | None, device: str, ignore: tuple[str, ...], threads: int | None
+    source: str,
+    dtype: str | None,
+    device: str,
+    ignore: tuple[str, ...],
+    runtime: str | None,
+    threads: int | None,
 ) -> tuple[Model, float]:
     """The model, and the seconds it took; a line of progress for those who wait."""
     started = time.perf_counter()
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
     with _progress("loading") as progress:
-        model = qkv.load(source, dtype, device, ignore, progress)
+        model = qkv.load(source, dtype, device, ignore, progress, runtime, threads)
     return model, time.perf_counter() - started
 
 
@@ -425,6 +434,7 @@ def _report(model: Model, done: list[Completion], load_seconds: float) -> dict[s
         "decode_tokens_per_second": sum(completion.decode_speed for completion in done),
         "peak_memory_bytes": _peak_memory(),
         "parameters": model.spec.parameters(),
+        "runtime": model.runtime,
     }
 
 

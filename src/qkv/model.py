@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 
 from qkv import engine, loading
@@ -19,12 +19,16 @@ from qkv.checkpoints import write_shards
 from qkv.engine import Completion, Options, Request
 from qkv.errors import RequestError, TokenizerError, UnsupportedError
 from qkv.generation_config import NAME as GENERATION
-from qkv.nn import Layout, NoTap, Tap, Taps, tap_names
-from qkv.nn.choice import named, use
+from qkv.runtime.choice import Choice, require_torch
 from qkv.spec import Language, Model as Spec, MultiToken, PooledEmbedding
 from qkv.text import Tokenizer
 
-Prompt = str | Sequence[int] | np.ndarray | torch.Tensor
+if TYPE_CHECKING:
+    import torch
+
+    from qkv.nn import Layout, Tap, Taps, Transformer
+
+Prompt: TypeAlias = "str | Sequence[int] | np.ndarray | torch.Tensor"
 
 
 def load(
@@ -33,33 +37,52 @@ def load(
     device: torch.device | str = "cpu",
     ignore: str | Iterable[str] | None = (),
     progress: loading.Progress | None = None,
+    runtime: str | None = None,
+    threads: int | None = None,
 ) -> Model:
     """A model from a folder in Hugging Face layout, a .gguf file, a hub name, or a packaged name.
 
-    `dtype` None follows the file; quantised weights become float32. `ignore` names configuration
-    keys or patterns of tensors to do without; each must match something. Raises a `qkv.QkvError`
-    whose sentence says what is wrong and what would be right.
+    `runtime` is what generates: "native", "torch" or "numpy"; None, where QKV_RUNTIME in the
+    environment names none either, is the fastest there is here. A `dtype`, and a `device` other than
+    "cpu", are torch's; `dtype` None follows the file, and quantised weights become float32 there.
+    `threads` None are as many as do good. `ignore` names configuration keys or patterns of tensors to
+    do without; each must match something. Raises a `qkv.QkvError` whose sentence says what is wrong
+    and what would be right.
     """
-    return Model(loading.load(source, dtype, device, ignore, progress))
+    return Model(loading.load(source, dtype, device, ignore, progress, runtime, threads))
 
 
 class Model:
-    """A loaded model. `spec` describes it; `tokenizer` is None where its files have none."""
+    """A loaded model. `spec` describes it; `tokenizer` is None where its files have none.
+
+    Generating needs torch only where `runtime` says so. Calling the model, taps, `embed`, features
+    and `save` do: its modules are made, from the same files, when they are first needed.
+    """
 
     def __init__(self, loaded: loading.Loaded):
         self.loaded = loaded
-        self.network = loaded.model
-        self.spec: Spec = loaded.model.spec
+        self.spec: Spec = loaded.spec
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.context = loaded.context
-        self._tap: Tap = NoTap()
+        self._tap: Tap | None = None
 
     def __repr__(self) -> str:
-        kind = str(self.dtype).removeprefix("torch.")
+        kind = self.loaded.dtype if self.runtime == "torch" else f"run by {self.runtime}"
         return f"<{self.loaded.source.name}: {self.spec.parameters():,} parameters, {kind}>"
 
     @property
+    def runtime(self) -> str:
+        """What generates: "native", "torch" or "numpy". A tap or features make it torch for a while."""
+        return self.loaded.choice.runtime
+
+    @property
+    def network(self) -> Transformer:
+        """The torch modules. Editing them changes what calls give, and generating where that is torch's."""
+        return self.loaded.model
+
+    @property
     def dtype(self) -> torch.dtype:
+        """Of the torch modules."""
         return next(self.network.parameters()).dtype
 
     @property
@@ -81,14 +104,18 @@ class Model:
         `features` images or audio frames: see `qkv.nn.Transformer`. Models refuse what they have no
         use for. `layout` defaults to unpadded rows.
         """
+        network = self.network
         given = {
             name: _ids(name, ids, self.device)
             for name, ids in (("tokens", tokens), ("source", source), ("types", types))
         }
+        from qkv.nn import Layout, NoTap
+
         if layout is not None and not isinstance(layout, Layout):
             raise RequestError(f"layout must be a Layout or None, not of type {type(layout).__name__}.")
         features = _placed(features, self.device)
-        return self.network(**given, features=features, layout=layout, tap=self._tap)
+        tap = NoTap() if self._tap is None else self._tap
+        return network(**given, features=features, layout=layout, tap=tap)
 
     def generate(
         self,
@@ -193,8 +220,13 @@ class Model:
             raise RequestError(
                 f"A text has {longest:,} tokens and this model reads {self.context:,}: give it in parts."
             )
-        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=self.device)
-        there = torch.tensor([[i < len(row) for i in range(longest)] for row in rows], device=self.device)
+        device = self.device
+        import torch
+
+        from qkv.nn import Layout
+
+        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+        there = torch.tensor([[i < len(row) for i in range(longest)] for row in rows], device=device)
         with torch.no_grad():
             return self(tokens, layout=Layout.padded(there))
 
@@ -209,10 +241,14 @@ class Model:
     def use(self, backend: str) -> Model:
         """Makes attention run on "reference", "sdpa" (torch's fused kernel) or "flex" (torch's compiler).
 
-        Each equals the reference. Raises UnsupportedError, naming what a backend lacks of this
-        model's attention, and then changes nothing.
+        Each equals the reference, and from now on torch generates. Raises UnsupportedError, naming
+        what a backend lacks of this model's attention, and then changes nothing.
         """
-        use(self.network, named(backend))
+        network = self.network
+        from qkv.nn.choice import named, use
+
+        use(network, named(backend))
+        self.loaded.choice = Choice("torch", f"attention runs on {backend}")
         return self
 
     @contextmanager
@@ -228,8 +264,11 @@ class Model:
         Blocks nest: the inner one sees what the outer one has replaced. Raises RequestError for a
         name the model does not have. Nothing stays after the block.
         """
+        require_torch("A tap")
+        from qkv.nn import Taps, tap_names
+
         taps = Taps(names, tap_names(self.spec))
-        outer, self._tap = self._tap, _Nested(self._tap, taps)
+        outer, self._tap = self._tap, taps if self._tap is None else _Nested(self._tap, taps)
         try:
             yield taps
         finally:
@@ -244,6 +283,9 @@ class Model:
         """
         if not self.loaded.config:
             raise UnsupportedError("Only models read from a Hugging Face folder can be saved so far.")
+        require_torch("Saving a model")
+        from qkv.loading.network import stored_tensors
+
         folder = Path(folder)
         if next(folder.glob("*.safetensors*"), None) is not None:
             raise RequestError(f"{folder} already holds weights: save to another folder.")
@@ -251,14 +293,14 @@ class Model:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
             raise RequestError(f"{folder} cannot be made a folder to save in: {problem.strerror}.") from None
-        write_shards(folder, loading.stored_tensors(self.loaded))
+        write_shards(folder, stored_tensors(self.loaded))
         source = self.loaded.source
         for path in ((source if source.is_dir() else source.parent) / name for name in _BESIDE):
             if path.is_file():
                 shutil.copyfile(path, folder / path.name)
         config = {key: value for key, value in self.loaded.config.items() if key != "torch_dtype"}
         config["dtype"] = str(self.dtype).removeprefix("torch.")
-        files = {"config.json": config, GENERATION: self.loaded.generation, **self.loaded.modules}
+        files = {"config.json": config, GENERATION: self.loaded.generation, **self.loaded.files.modules}
         for name, data in files.items():
             if data:
                 (folder / name).parent.mkdir(exist_ok=True)
@@ -318,13 +360,13 @@ class _Nested:
         return _Nested(self.outer.at(*names), self.inner.at(*names))
 
 
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
 def _ids(name: str, ids: Any, device: torch.device) -> torch.Tensor | None:
+    import torch
+
     if ids is None:
         return None
-    if not isinstance(ids, torch.Tensor) or ids.dtype not in _WHOLE:
+    whole = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    if not isinstance(ids, torch.Tensor) or ids.dtype not in whole:
         raise RequestError(f"{name.capitalize()} must be a tensor of whole numbers, (batch, length).")
     return ids.to(device, torch.long)
 
@@ -355,7 +397,7 @@ def _placed(features: Any, device: torch.device) -> Any:
     """Features, of one tower or of each, on a device."""
     if isinstance(features, list | tuple):
         return [_placed(one, device) for one in features]
-    return features.to(device) if isinstance(features, torch.Tensor) else features
+    return features.to(device) if _is_tensor(features) else features
 
 
 def _whole(prompt: Any) -> tuple[int, ...]:
@@ -368,7 +410,13 @@ def _whole(prompt: Any) -> tuple[int, ...]:
 
 def _plain(value: Any) -> Any:
     """Arrays of numpy and torch as Python's lists and numbers."""
-    return value.tolist() if isinstance(value, np.ndarray | np.generic | torch.Tensor) else value
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) or _is_tensor(value) else value
+
+
+def _is_tensor(value: Any) -> bool:
+    """Without importing torch: where nothing has, there is no tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _items(prompt: Any) -> list[Any]:

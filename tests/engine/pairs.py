@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import BartConfig, BartForConditionalGeneration
 
-from qkv.families import Description, describe
-from qkv.loading import Loaded
+from qkv.families import describe
 from qkv.model import Model
-from qkv.nn import Transformer
+from tests.engine.tiny import model_of
 
 VOCAB, ROWS, START, FIRST, END = 60, 40, 2, 0, 2
-RENAMED = {
-    "model.": "", "self_attn_layer_norm": "attention_post", "encoder_attn_layer_norm": "cross_post",
-    "final_layer_norm": "feed_forward_post", "self_attn": "attention", "encoder_attn": "cross",
-    "q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output",
-    "fc1": "feed_forward.up", "fc2": "feed_forward.down", "layernorm_embedding": "embedding.norm",
-    "embed_positions": "embedding.position", "embed_tokens": "embedding", "lm_head": "head",
-}  # fmt: skip
 
 
-def bart(seed: int = 0, **generation: Any) -> tuple[Model, BartForConditionalGeneration]:
+def bart(
+    seed: int = 0, runtime: str = "torch", **generation: Any
+) -> tuple[Model, BartForConditionalGeneration]:
     config = BartConfig(
         vocab_size=VOCAB,
         d_model=16,
@@ -48,22 +42,7 @@ def bart(seed: int = 0, **generation: Any) -> tuple[Model, BartForConditionalGen
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     data = json.loads(config.to_json_string(use_diff=False))
-    described = describe({**data, "architectures": ["BartForConditionalGeneration"]}).model
-    network = Transformer(described)
-    state = {}
-    for name, tensor in theirs.state_dict().items():
-        for old, new in RENAMED.items():
-            name = name.replace(old, new)
-        state[name] = tensor
-    network.load_state_dict({name: state[name] for name in described.weights()}, strict=False)
-    loaded = Loaded(
-        model=network.requires_grad_(False).eval(),
-        tokenizer=None,
-        context=ROWS,
-        eos_ids=frozenset([END]),
-        source=Path("bart"),
-        description=Description(described, {}, ROWS),
-        config={"decoder_start_token_id": START},
-        generation=generation,
-    )
-    return Model(loaded), theirs
+    description = describe({**data, "architectures": ["BartForConditionalGeneration"]})
+    values = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
+    named = {"ends": frozenset([END]), "config": {"decoder_start_token_id": START}, "generation": generation}
+    return model_of(replace(description, context=ROWS), values, runtime, **named), theirs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from transformers import BartForConditionalGeneration
 
 from qkv.errors import CapacityError, ConfigError, RequestError
+from qkv.loading import Loaded
 from qkv.model import Model
 from tests.engine.pairs import END, FIRST, ROWS, START, VOCAB, bart
 
@@ -141,7 +143,8 @@ def test_max_length_counts_the_start_and_not_the_source() -> None:
 
 def test_a_start_that_is_missing_or_no_token_is_named(pair: Pair) -> None:
     def started(config: dict[str, Any]) -> Model:
-        return Model(type(pair[0].loaded)(**{**vars(pair[0].loaded), "config": config}))
+        loaded = pair[0].loaded
+        return Model(Loaded(replace(loaded.files, config=config), loaded.choice))
 
     with pytest.raises(RequestError, match="name no decoder_start_token_id, which the decoder"):
         started({}).generate(source(3))

@@ -11,7 +11,6 @@ import torch
 
 import qkv
 from qkv.engine import runner
-from qkv.loading import Loaded
 from qkv.model import Model
 from qkv.nn import Transformer
 from qkv.spec import (
@@ -28,7 +27,6 @@ from qkv.spec import (
 )
 from tests.engine.tiny import CLOSE, END, VOCAB, save_llama, says, tiny, word
 from tests.matrix.variants import attention
-from tests.support import random_model
 
 
 def test_ends_are_those_of_the_configuration_and_of_the_tokenizer(tmp_path: Path) -> None:
@@ -65,9 +63,7 @@ def learned() -> Model:
     layer = pre_norm(attention(position=None), Dense("gelu", 20), norm=LayerNorm())
     tokens = Tokens(VOCAB, 16, position=Learned(60))
     spec = Spec(decoder=Stack(tokens, (layer, layer), LayerNorm()), head=Language(VOCAB))
-    base: Loaded = tiny().loaded
-    network = random_model(spec, 3).requires_grad_(False).eval()
-    return Model(Loaded(**{**vars(base), "model": network}))
+    return tiny(described=spec, seed=3)
 
 
 def test_batch_mates_change_nothing_where_positions_are_a_table() -> None:
@@ -89,10 +85,7 @@ def test_a_prompt_in_parts_is_turned_for_its_whole_length(monkeypatch: pytest.Mo
             tiny().spec.trunk, layers=(pre_norm(attention(position=position), Dense("relu", 20)),) * 2
         ),
     )
-    model = tiny()
-    model.network = random_model(described).requires_grad_(False).eval()
-    model.loaded = replace(model.loaded, model=model.network)
-    model.spec = described
+    model = tiny(described=described)
     prompt = list(range(20, 50))
     shares = model(torch.tensor([prompt]))[0, -1].double().log_softmax(-1)
     monkeypatch.setattr(runner, "CHUNK", 7)

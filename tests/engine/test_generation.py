@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qkv import engine
-from qkv.engine import Completion, Request, Sampling, generation, runner
+from qkv.engine import Completion, Request, Sampling, generation, runner, torch_runner
 from qkv.errors import CapacityError, QkvError, RequestError
 from qkv.model import Model
 from qkv.nn import ContiguousCache
@@ -144,7 +144,7 @@ def watch_caches(monkeypatch: pytest.MonkeyPatch) -> list[ContiguousCache]:
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(runner, "ContiguousCache", Watched)
+    monkeypatch.setattr(torch_runner, "ContiguousCache", Watched)
     return made
 
 

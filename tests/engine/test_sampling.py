@@ -252,3 +252,31 @@ def test_an_unknown_argument_is_refused_with_those_there_are() -> None:
         RequestError, match=r"no sampling argument 'topk' \(frequency_penalty, logit_bias, min_p, pres"
     ):
         Sampling.from_defaults({}, {"topk": 3})
+
+
+@pytest.mark.parametrize("settings", [*SETTINGS, {"temperature": 9.0, "top_p": 0.999}], ids=str)
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_a_large_vocabulary_is_filtered_as_its_definition_says(
+    settings: dict[str, Any], spread: float
+) -> None:
+    """Only the head of it is sorted where the filters reach no further."""
+    sampling = Sampling(**{"temperature": 1.0, **settings})
+    given = np.random.default_rng(2).standard_normal(5000) * spread
+    order, found = candidates(given, sampling)
+    scaled = given / sampling.temperature
+    falling = np.argsort(-scaled, kind="stable")[: sampling.top_k or None]
+    expected = np.exp(scaled[falling]) / np.exp(scaled[falling]).sum()
+    before = np.cumsum(expected) - expected
+    stay = (expected >= sampling.min_p * expected[0]) & ((before < sampling.top_p) | (sampling.top_p == 1))
+    assert order.tolist() == falling[stay].tolist()
+    assert found == pytest.approx(expected[stay], rel=1e-9)
+
+
+def test_draws_from_a_large_vocabulary_do_not_depend_on_how_much_was_sorted() -> None:
+    given = np.random.default_rng(3).standard_normal(5000) * 3
+    order, kept = candidates(given, Sampling(1.0))
+    assert len(order) == 5000
+    sampler, sums = Sampler(Sampling(1.0, seed=8)), np.cumsum(kept)
+    numbers = np.random.default_rng(np.random.SeedSequence(8)).random(500)
+    assert len(candidates(given, Sampling(1.0), 0.5)[0]) == 1024 and numbers.max() > sums[1023] > 0.5
+    assert [sampler.choose(given) for _ in numbers] == order[np.searchsorted(sums, numbers)].tolist()

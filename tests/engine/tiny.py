@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from qkv.checkpoints import StoredTensor
 from qkv.families import Description
-from qkv.loading import Loaded
+from qkv.loading import Files, Loaded
 from qkv.model import Model
+from qkv.runtime.choice import choose
 from qkv.spec import Gated, Language, Model as Spec, RMSNorm, Rotary, Stack, Tokens, pre_norm
 from qkv.spec.attention import Attention
 from qkv.text import Tokenizer, from_gguf
@@ -73,21 +76,43 @@ def tiny(
     vocab: int = VOCAB,
     generation: dict[str, object] | None = None,
     tokenizer: bool = True,
+    described: Spec | None = None,
+    runtime: str = "torch",
 ) -> Model:
     """A model whose ends are the tokenizer's and those of `eos`, as a loaded one's are."""
-    described = spec(vocab)
-    network = random_model(described, seed).requires_grad_(False).eval()
     texts = byte_tokenizer() if tokenizer else None
-    loaded = Loaded(
-        model=network,
+    ends = frozenset(eos or ()) | (texts.eos_ids if texts else frozenset())
+    return random_files(
+        described or spec(vocab),
+        seed,
+        context,
+        runtime,
         tokenizer=texts,
-        context=context,
-        eos_ids=frozenset(eos or ()) | (texts.eos_ids if texts else frozenset()),
-        source=Path("tiny"),
-        description=Description(described, {}, context),
+        ends=ends,
         generation=generation or {},
     )
-    return Model(loaded)
+
+
+def random_files(
+    described: Spec, seed: int = 0, context: int | None = None, runtime: str = "torch", **named: Any
+) -> Model:
+    """A model with random values, as if files held them under the description's names."""
+    network = random_model(described, seed)
+    return model_of(
+        Description(described, {name: name for name in described.weights()}, context),
+        {name: parameter.detach().numpy() for name, parameter in network.named_parameters()},
+        runtime,
+        **named,
+    )
+
+
+def model_of(
+    description: Description, values: Mapping[str, np.ndarray], runtime: str = "torch", **named: Any
+) -> Model:
+    """A model whose files hold these values."""
+    tensors = {name: StoredTensor.from_array(name, array) for name, array in values.items()}
+    files = Files(Path("tiny"), description, tensors, **named)
+    return Model(Loaded(files, choose(runtime, description.model)))
 
 
 def says(*rows: Sequence[int]) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:

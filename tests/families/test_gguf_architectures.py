@@ -22,6 +22,7 @@ from qkv.checkpoints import read_gguf
 from qkv.errors import ConfigError
 from qkv.families import describe_gguf
 from qkv.families.architectures import ARCHITECTURES
+from qkv.loading.network import stored_tensors
 from qkv.spec import Causal, LongRope, RMSNorm, Score, Window
 from tests.families.models import oracle, tokens
 from tests.support import assert_close
@@ -197,7 +198,7 @@ def test_the_table_reads_backwards(tmp_path: Path, name: str) -> None:
     """What is loaded is written again under the file's names, bit for bit."""
     path, _ = written(tmp_path, name)
     wanted = read_gguf(path).tensors
-    found = {tensor.name: tensor for tensor in loading.stored_tensors(loading.load(path))}
+    found = {tensor.name: tensor for tensor in stored_tensors(loading.load(path))}
     assert found.keys() == wanted.keys()
     for tensor in wanted:
         assert found[tensor].shape == wanted[tensor].shape, tensor

@@ -16,6 +16,9 @@ from qkv.errors import (
     RequestError,
     UnsupportedError,
 )
+from qkv.loading import files
+from qkv.loading.loaded import dtype_of
+from qkv.loading.network import to_torch
 from tests.families.models import saved, tokens
 from tests.loading.support import edit_weights, refused, write_gguf
 from tests.support import assert_close
@@ -41,9 +44,9 @@ def test_the_type_asked_for_wins(folder: Path) -> None:
 
 
 def test_quantised_weights_become_float32(smollm2_file: Path) -> None:
-    tensors = loading.read_gguf(smollm2_file).tensors
-    assert loading._dtype(None, tensors) == torch.float32
-    assert loading._dtype("bfloat16", tensors) == torch.bfloat16
+    tensors = read_gguf(smollm2_file).tensors
+    assert dtype_of(None, tensors) == "float32"
+    assert dtype_of("bfloat16", tensors) == dtype_of(torch.bfloat16, tensors) == "bfloat16"
 
 
 @pytest.mark.parametrize(("short", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -85,17 +88,17 @@ def test_a_block_format_that_cannot_be_decoded_is_named(
         file.tensors["blk.0.ffn_up.weight"] = StoredTensor("blk.0.ffn_up.weight", (8, 8), "IQ4_NL", blocks)
         return file
 
-    monkeypatch.setattr(loading, "read_gguf", other)
+    monkeypatch.setattr(files, "read_gguf", other)
     refused(write_gguf(tmp_path / "model.gguf"), UnsupportedError, "blk.0.ffn_up.weight is stored as IQ4_NL")
 
 
 def test_a_tensor_shares_no_memory_that_others_have_or_that_it_does_not_need() -> None:
     whole = np.zeros((4, 3), np.float32)
-    part, all_of_it = loading.to_torch(whole[:2]), loading.to_torch(whole)
+    part, all_of_it = to_torch(whole[:2]), to_torch(whole)
     whole[0, 0] = 7
     assert part[0, 0] == 0 and part.shape == (2, 3)
     assert all_of_it[0, 0] == 7  # nothing was copied
     whole.flags.writeable = False  # as a file that is mapped
-    assert loading.to_torch(whole).untyped_storage().data_ptr() != whole.ctypes.data
+    assert to_torch(whole).untyped_storage().data_ptr() != whole.ctypes.data
     bits = np.array([[0x3F80, 0xBFC0]], np.uint16)
-    assert loading.to_torch(bits, bits=True).tolist() == [[1.0, -1.5]]
+    assert to_torch(bits, bits=True).tolist() == [[1.0, -1.5]]

@@ -14,6 +14,7 @@ import qkv
 from qkv import loading
 from qkv.checkpoints import StoredTensor, read_safetensors, write_shards
 from qkv.errors import CheckpointError, RequestError
+from qkv.loading.network import stored_tensors
 from tests.families.parity import pair_of
 from tests.families.parity_models import VOCAB
 from tests.loading.support import edit_config, edit_weights, refused
@@ -32,7 +33,7 @@ def copied(name: str, folder: Path) -> Path:
 def test_in_shards_it_is_the_same_model(tmp_path: Path, size: int, shards: int) -> None:
     """No shard is larger than asked for, but for one tensor that is."""
     pair = pair_of("gpt2")
-    write_shards(tmp_path, loading.stored_tensors(pair.model.loaded), size)
+    write_shards(tmp_path, stored_tensors(pair.model.loaded), size)
     files = sorted(tmp_path.glob("*.safetensors"))
     assert len(files) == shards and len(list(tmp_path.glob("*.index.json"))) == (shards > 1)
     assert not list(tmp_path.glob(".*"))
@@ -48,7 +49,7 @@ def test_in_shards_it_is_the_same_model(tmp_path: Path, size: int, shards: int) 
 
 def test_shards_that_cannot_be_finished_leave_nothing(tmp_path: Path) -> None:
     def tensors():  # type: ignore[no-untyped-def]
-        yield from list(loading.stored_tensors(pair_of("gpt2").model.loaded))[:5]
+        yield from list(stored_tensors(pair_of("gpt2").model.loaded))[:5]
         raise CheckpointError("no more")
 
     with pytest.raises(CheckpointError, match="no more"):
@@ -122,7 +123,7 @@ def test_a_tensor_may_be_stored_again_if_it_is_the_same(
 ) -> None:
     folder = copied(name, tmp_path / "model")
     edit_weights(folder, lambda tensors: tensors.update({copy: tensors[first].clone()}))
-    assert copy not in {tensor.name for tensor in loading.stored_tensors(loading.load(folder))}
+    assert copy not in {tensor.name for tensor in stored_tensors(loading.load(folder))}
     edit_weights(folder, lambda tensors: tensors[copy].view(-1)[3].add_(1))
     refused(folder, CheckpointError, f"holds {copy}, which differs from {first}")
 

@@ -10,7 +10,8 @@ import torch
 
 from qkv.errors import UnsupportedError
 from qkv.nn import Transformer
-from qkv.runtime import Interpreter, Kept, Lowered, Rows, lower
+from qkv.runtime import Interpreter, Kept, Lowered, Rows
+from qkv.runtime.lower import lower
 from qkv.spec import Attention, Gated, Language, Model, Projections, pre_norm
 from tests.matrix.variants import BIDIRECTIONAL, ENCODER_DECODERS, VARIANTS, VOCAB
 from tests.support import assert_close, random_model

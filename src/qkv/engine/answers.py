@@ -10,13 +10,13 @@ import numpy as np
 from jaxtyping import Float
 
 from qkv.engine.beams import Beams, BeamSearch, Hypothesis
-from qkv.engine.features import stand_ins
 from qkv.engine.logprobs import Logprobs
 from qkv.engine.processors import NONE_LEFT, Processor, Rules
 from qkv.engine.requests import Completion, Request, start_token
 from qkv.engine.sampling import Sampler
 from qkv.errors import RequestError, TokenizerError
 from qkv.loading import Loaded
+from qkv.spec import Model, Replace
 from qkv.text import StopStrings
 
 Move = tuple[int, int]  # the row that this one goes on from, and the token that it does so with
@@ -76,9 +76,9 @@ class Answer:
         """Takes the next token; returns the text that is now certain. A forced end is the limit's."""
         done, request = self.completion, self.request
         done.tokens.append(token)
-        done.logprobs.append(logprobs.of(token))
-        if request.top_logprobs:
+        if request.top_logprobs:  # first: the chosen token's number is then the one in this list
             done.top_logprobs.append(logprobs.top(request.top_logprobs))
+        done.logprobs.append(logprobs.of(token))
         ended = token in self.loaded.eos_ids and not request.ignore_eos
         last = ended or len(done.tokens) >= request.max_new_tokens
         text, stopped = self.stops.push("" if ended else self.spell(token))
@@ -114,7 +114,7 @@ class _Scoring:
         self.request = request
         past = before(request, loaded)
         rules = Rules.read(loaded.generation, len(past), loaded.eos_ids)
-        rules = replace(rules, never=(*rules.never, *stand_ins(loaded.model.spec)))
+        rules = replace(rules, never=(*rules.never, *_stand_ins(loaded.spec)))
         self.search = request.beams is not None
         self.processor = Processor(request.sampling, past, request.max_new_tokens, rules, self.search)
 
@@ -126,6 +126,11 @@ class _Scoring:
     def forces_end(self, done: Completion) -> bool:
         """Whether the next token is set because the limit is reached."""
         return bool(self.processor.rules.last) and len(done.tokens) == self.request.max_new_tokens - 1
+
+
+def _stand_ins(spec: Model) -> tuple[int, ...]:
+    """Tokens in whose places rows of a tower stand: one that was generated would have none."""
+    return tuple(tower.join.token for tower in spec.towers if isinstance(tower.join, Replace))
 
 
 class Samples:

@@ -18,7 +18,7 @@ from qkv.spec import Model, Read, Replace
 
 def check(request: Request, loaded: Loaded) -> None:
     """Raises RequestError for features that this model cannot read with this prompt."""
-    spec, given = loaded.model.spec, request.features
+    spec, given = loaded.spec, request.features
     if given is not None and not isinstance(given, torch.Tensor):
         raise RequestError(f"Features must be a tensor of images or audio, not {type(given).__name__}.")
     if spec.features is None:
@@ -70,15 +70,10 @@ def joined(requests: Sequence[Request], loaded: Loaded) -> torch.Tensor | None:
 
 def rows(features: torch.Tensor | None, loaded: Loaded) -> int:
     """How many cross-attention reads of them."""
-    spec = loaded.model.spec
+    spec = loaded.spec
     if features is None or not _one_each(spec):
         return 0
     return spec.towers[0].rows(features.shape[-1]) if spec.towers else _embedding(loaded).rows(features)[1]
-
-
-def stand_ins(spec: Model) -> tuple[int, ...]:
-    """Tokens in whose places rows of a tower stand: one that was generated would have none."""
-    return tuple(tower.join.token for tower in spec.towers if isinstance(tower.join, Replace))
 
 
 def _one_each(spec: Model) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Literal
 
@@ -24,7 +25,7 @@ class Logprobs:
     def __init__(
         self,
         logits: np.ndarray,
-        scores: NDArray[np.float64],
+        scores: np.ndarray,
         sampling: Sampling,
         kind: Kind,
         summed: bool = False,
@@ -38,15 +39,17 @@ class Logprobs:
         if self.kind == "raw":
             return log_softmax(self.logits)
         if self.summed:
-            return self.scores
+            return np.asarray(self.scores, np.float64)
         if self.sampling.temperature == 0:
             return log_softmax(self.scores)
-        order, shares = candidates(self.scores, self.sampling)
+        order, shares = candidates(np.asarray(self.scores, np.float64), self.sampling)
         values = np.full(len(self.scores), -np.inf)
         values[order] = np.log(shares / shares.sum())
         return values
 
     def of(self, token: int) -> float:
+        if self.kind == "raw" and "values" not in vars(self):
+            return float(self.logits[token]) - log_sum(self.logits)
         return float(self.values[token])
 
     def top(self, count: int) -> list[tuple[int, float]]:
@@ -55,6 +58,13 @@ class Logprobs:
             return []
         found = likeliest(self.values, count)
         return [(int(token), self.of(token)) for token in found if np.isfinite(self.values[token])]
+
+
+def log_sum(logits: np.ndarray) -> float:
+    """The logarithm of the sum of exponentials, in the logits' type: a few units in its last place off."""
+    top = logits.max()
+    shifted = logits - top
+    return float(top) + math.log(np.exp(shifted, out=shifted).sum())
 
 
 def log_softmax(scores: np.ndarray) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,12 @@ class Rules:
     ngram: int = 0
     never: tuple[int, ...] = ()
     never_first: tuple[int, ...] = ()
+
+    @property
+    def say(self) -> bool:
+        """Whether any token may be treated apart."""
+        never = self.never or self.never_first
+        return bool(self.first is not None or self.last or self.least or self.ngram or never)
 
     @staticmethod
     def read(settings: Mapping[str, Any], prompt: int, ends: Iterable[int]) -> Rules:
@@ -74,15 +81,20 @@ class Processor:
         self.sampling, self.prompt, self.limit, self.rules = sampling, tuple(prompt), limit, rules
         self.biased = np.fromiter(sampling.logit_bias, np.int64)
         self.bias = np.fromiter(sampling.logit_bias.values(), np.float64)
+        asked = sampling.logit_bias or sampling.frequency_penalty or sampling.presence_penalty
+        self.changes = bool(search or asked or sampling.repetition_penalty != 1 or rules.say)
 
-    def __call__(self, logits: np.ndarray, answer: Sequence[int]) -> Scores:
-        """fp64. Raises RequestError where the logits are not numbers or no token is left.
+    def __call__(self, logits: np.ndarray, answer: Sequence[int]) -> np.ndarray:
+        """fp64; the logits themselves where nothing changes them.
 
-        In a search none may be left: that beam goes no further, and others may.
+        Raises RequestError where the logits are not numbers or no token is left. In a search none may
+        be left: that beam goes no further, and others may.
         """
-        scores = np.array(logits, np.float64)
-        if np.isnan(scores).any() or not np.isfinite(scores.max()):
+        if not math.isfinite(logits.max()):  # NaN is the largest
             raise RequestError("The model's logits are not numbers; its weights or its type overflow.")
+        return self.changed(np.array(logits, np.float64), answer) if self.changes else logits
+
+    def changed(self, scores: Scores, answer: Sequence[int]) -> Scores:
         if self.search:
             scores = log_softmax(scores)
         asked = self.sampling

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from qkv.engine.beams import BeamSearch
 from qkv.engine.logprobs import Kind
@@ -17,6 +15,9 @@ from qkv.generation_config import NAME as GENERATION, SAMPLES, Bounds, token_ids
 from qkv.loading import Loaded
 from qkv.spec import Language, Learned, Model, Stack, Tokens
 from qkv.text import StopStrings, Tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def reads_prompt(spec: Model) -> bool:
 
 def start_token(loaded: Loaded) -> int | None:
     """What the decoder starts with where an encoder reads the prompt; else None."""
-    if not reads_prompt(loaded.model.spec):
+    if not reads_prompt(loaded.spec):
         return None
     for name in ("decoder_start_token_id", "bos_token_id"):
         for settings in (loaded.generation, loaded.config):
@@ -205,7 +206,7 @@ def check(request: Request, loaded: Loaded) -> None:
 def _check_tokens(request: Request, loaded: Loaded) -> None:
     if not request.prompt:
         raise RequestError("The prompt is empty: give at least one token.")
-    read = loaded.model.spec.encoder
+    read = loaded.spec.encoder
     vocab = read.input.vocab if read is not None and isinstance(read.input, Tokens) else loaded.vocab
     for place, token in enumerate(request.prompt):
         if not 0 <= token < vocab:
@@ -215,7 +216,7 @@ def _check_tokens(request: Request, loaded: Loaded) -> None:
 
 
 def _check_lengths(request: Request, loaded: Loaded) -> None:
-    size, more, spec = len(request.prompt), request.max_new_tokens, loaded.model.spec
+    size, more, spec = len(request.prompt), request.max_new_tokens, loaded.spec
     if spec.encoder is None or not reads_prompt(spec):
         if loaded.context is not None and size + more > loaded.context:
             raise RequestError(
@@ -266,7 +267,7 @@ def _check_forced(loaded: Loaded) -> None:
 
 def _answered(loaded: Loaded) -> int:
     """How many tokens the head chooses from."""
-    head = loaded.model.spec.head
+    head = loaded.spec.head
     return head.vocab if isinstance(head, Language) else loaded.vocab
 
 
@@ -284,7 +285,7 @@ def room(prompt: Sequence[int], loaded: Loaded, wanted: int | None, default: int
     """
     if wanted is not None:
         return wanted
-    spec, own = loaded.model.spec, loaded.generation.get("max_new_tokens")
+    spec, own = loaded.spec, loaded.generation.get("max_new_tokens")
     size, most = (1, _table(spec.trunk)) if reads_prompt(spec) else (len(prompt), loaded.context)
     if most is not None and size >= most:
         raise RequestError(f"The prompt has {size:,} tokens and the context holds {most:,}: shorten it.")

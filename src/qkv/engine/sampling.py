@@ -46,6 +46,11 @@ class Sampling:
                 raise RequestError(f"{name} is {value!r}; it must be {bounds}.")
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
 
+    @property
+    def filters(self) -> bool:
+        """Whether any token may be left out."""
+        return bool(self.top_k or self.top_p < 1 or self.min_p)
+
     @staticmethod
     def from_defaults(
         defaults: Mapping[str, Any], asked: Mapping[str, Any], several: bool = False
@@ -115,29 +120,48 @@ class Sampler:
 
     def choose(self, scores: Float[np.ndarray, " vocab"]) -> int:
         """A token, given logits of which at least one is finite and none is NaN or infinite."""
-        scores = np.asarray(scores, np.float64)
         if self.sampling.temperature == 0:
             return int(scores.argmax())
-        order, shares = candidates(scores, self.sampling)
+        drawn = self.random.random()
+        order, shares = candidates(np.asarray(scores, np.float64), self.sampling, drawn)
         sums = np.cumsum(shares)
-        place = np.searchsorted(sums, self.random.random() * sums[-1], side="right")
+        whole = sums[-1] if self.sampling.filters else 1.0
+        place = np.searchsorted(sums, drawn * whole, side="right")
         return int(order[min(int(place), len(order) - 1)])
 
 
+HEAD = 1024  # tokens looked at first: to sort a whole vocabulary takes longer than a small model's step
+
+
 def candidates(
-    logits: NDArray[np.float64], sampling: Sampling
+    logits: NDArray[np.float64], sampling: Sampling, enough: float = 1.0
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The tokens that may be drawn, most likely first, and their probabilities before renormalising."""
+    """The tokens that may be drawn, most likely first, and their probabilities before renormalising.
+
+    Where nothing is filtered, those whose probabilities sum up to more than `enough` may be all.
+    """
     # the top is subtracted first: a tiny temperature then gives 0 and -inf, not an overflow
     logits = (logits - logits.max()) / max(sampling.temperature, 1e-9)
-    order = likeliest(logits, sampling.top_k or len(logits))
+    order = likeliest(logits, sampling.top_k or HEAD)
     shares = np.exp(logits[order])
-    shares /= shares.sum()
+    total = shares.sum() if sampling.top_k else np.exp(logits).sum()
+    shares /= total
+    keep = _kept(shares, sampling)
+    further = keep[-1] and not sampling.top_k and len(order) < len(logits)
+    if further and (sampling.filters or shares.sum() <= enough):
+        order = likeliest(logits, len(logits))
+        shares = np.exp(logits[order]) / total
+        keep = _kept(shares, sampling)
+    return order[keep], shares[keep]
+
+
+def _kept(shares: NDArray[np.float64], sampling: Sampling) -> NDArray[np.bool_]:
+    """Which of falling probabilities stay: those before the first that does not."""
     keep = (shares > 0) & (shares >= sampling.min_p * shares[0])
     if sampling.top_p < 1:  # 1 keeps all, also where rounding brings the sum to 1 too soon
         keep &= np.cumsum(shares) - shares < sampling.top_p
     keep[0] = True
-    return order[keep], shares[keep]
+    return keep
 
 
 def likeliest(logits: NDArray[np.float64], count: int) -> NDArray[np.int64]:
