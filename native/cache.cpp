@@ -8,7 +8,7 @@ namespace {
 constexpr std::size_t SEGMENT_BYTES = std::size_t{16} << 20;
 }
 
-Cache::Cache(const std::vector<Slot>& slots, Kept kept) : slots_(slots) {
+Cache::Cache(const std::vector<Slot>& slots, Kept kept) : slots_(slots), groups_(1) {
   for (const auto& slot : slots) {
     shapes_.push_back({kept, round_up(slot.key_dim, 4), round_up(slot.value_dim, LANES)});
     if (slot.group >= groups()) groups_.resize(slot.group + 1);

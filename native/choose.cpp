@@ -3,6 +3,12 @@
 
 #include "kernels.h"
 
+#if defined(QKV_HAVE_NEON) && defined(__linux__)
+#include <sys/auxv.h>
+
+#include <asm/hwcap.h>
+#endif
+
 namespace qkv {
 
 #ifdef QKV_HAVE_AVX512
@@ -16,6 +22,24 @@ namespace neon { extern const Kernels TABLE; }
 #endif
 #ifdef QKV_HAVE_PORTABLE
 namespace portable { extern const Kernels TABLE; }
+#endif
+
+#if defined(QKV_HAVE_NEON)
+namespace {
+
+// What -march=armv8.2-a+dotprod+fp16 lets the compiler use. Every Mac with such a processor has it.
+bool runs_neon() {
+#if defined(__APPLE__)
+  return true;
+#elif defined(__linux__)
+  constexpr unsigned long needed = HWCAP_ASIMDDP | HWCAP_FPHP | HWCAP_ASIMDHP;
+  return (getauxval(AT_HWCAP) & needed) == needed;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
 #endif
 
 const std::vector<const Kernels*>& kernel_sets() {
@@ -32,7 +56,7 @@ const std::vector<const Kernels*>& kernel_sets() {
       found.push_back(&avx2::TABLE);
 #endif
 #if defined(QKV_HAVE_NEON)
-    found.push_back(&neon::TABLE);
+    if (runs_neon()) found.push_back(&neon::TABLE);
 #endif
 #if defined(QKV_HAVE_PORTABLE)
     found.push_back(&portable::TABLE);

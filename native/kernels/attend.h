@@ -84,7 +84,8 @@ struct HeldI8 {
   using Weight = float;
   static void weigh(float* to, F p, const BlockShape& shape, const u8* block) {
     const u8* scales = block + shape.key_bytes() + std::size_t(shape.value_dim) * BLOCK_TOKENS;
-    store(to, mul(p, load(reinterpret_cast<const float*>(scales))));
+    // what is hidden has no weight, also where its scale is no number
+    store(to, where_positive(p, mul(p, load(reinterpret_cast<const float*>(scales))), p));
   }
   template <int R, int N>
   static void mix(const BlockShape& shape, const u8* block, const float* weights, int column, F (&mixed)[R][N]) {
@@ -134,12 +135,9 @@ void attend_tile(const BlockShape& shape, const Queries& q, const u8* const* blo
     const float most = largest(top);
     for (int b = 0; b < count; b++) {
       if (blocks[b] == nullptr) continue;
-      F p = set(0.0f);
-      if (most != NEVER) {
-        const F s = load(scores + r * SPLIT + b * LANES);
-        // e^(never) is no exact zero: what is not seen has no weight at all
-        p = where_positive(sub(s, set(-3.0e38f)), exponential(sub(s, set(most))), p);
-      }
+      const F s = load(scores + r * SPLIT + b * LANES);
+      // e^(never) is no exact zero: what is not seen has no weight at all
+      const F p = where_positive(sub(s, set(-3.0e38f)), exponential(sub(s, set(most))), set(0.0f));
       total = add(total, p);
       Held::weigh(weights + r * SPLIT + b * LANES, p, shape, blocks[b]);
     }
@@ -195,9 +193,12 @@ inline void merge(float& top, float& total, float* mixed, float later_top, float
 
 // The greatest magnitude of x over 127, which is the scale of its bytes; 0 for zeros.
 inline float byte_scale(const float* x, int n) {
-  F most = set(0.0f);
-  along(n, [&](int i, int c) { most = max(most, magnitude(load(x + i, c))); });
-  return largest(most) / 127;
+  F most = set(0.0f), sound = set(0.0f);
+  along(n, [&](int i, int c) {
+    most = max(most, magnitude(load(x + i, c)));
+    sound = add(sound, mul(load(x + i, c), set(0.0f)));  // no number where one of x is none, or infinite
+  });
+  return largest(most) / 127 + sum(sound);
 }
 
 inline i8 as_byte(float x, float inverse) {
@@ -242,13 +243,18 @@ inline void pack(const BlockShape& shape, Queries& q, int place, const float* qu
     q.scale[place] = size * scale, q.sum[place] = total;
     return;
   }
-  for (int d = 0; d < shape.key_dim; d++) {
-    const float x = d < key_dim ? query[d] * scale : 0;
+  alignas(64) float scaled[LANES];
+  alignas(64) u16 rounded[LANES];
+  for (int d = 0; d < shape.key_dim; d += LANES) {
+    const int there = key_dim - d < LANES ? key_dim - d : LANES;
+    const int wide = shape.key_dim - d < LANES ? shape.key_dim - d : LANES;
+    const F x = mul(load(query + d, there), set(scale));
     if (shape.kept == Kept::F32) {
-      std::memcpy(q.packed + (d * count + place) * 4, &x, 4);
+      store(scaled, x);
+      for (int i = 0; i < wide; i++) std::memcpy(q.packed + ((d + i) * count + place) * 4, scaled + i, 4);
     } else {
-      const u16 rounded = to_bf16(x);
-      std::memcpy(q.packed + (d / 2 * count + place) * 4 + d % 2 * 2, &rounded, 2);
+      store_bf16(rounded, x);
+      for (int i = 0; i < wide; i += 2) std::memcpy(q.packed + ((d + i) / 2 * count + place) * 4, rounded + i, 4);
     }
   }
 }

@@ -51,12 +51,13 @@ inline F error_function(F x) {
   return where_positive(x, y, negative(y));
 }
 
+// max and min give their second number where either is none: x stands there, and is not made a bound.
 inline F activated(const Activation& how, F x) {
   switch (how.kind) {
     case Activation::Identity: return x;
-    case Activation::Relu: return max(x, set(0.0f));
+    case Activation::Relu: return max(set(0.0f), x);
     case Activation::Relu2: {
-      const F bounded = max(x, set(0.0f));
+      const F bounded = max(set(0.0f), x);
       return mul(bounded, bounded);
     }
     case Activation::Gelu:
@@ -70,7 +71,7 @@ inline F activated(const Activation& how, F x) {
     case Activation::Sigmoid: return sigmoid(x);
     case Activation::Tanh: return tanh_of(x);
     case Activation::ClampedSwish: {
-      const F bounded = min(x, set(how.limit));
+      const F bounded = min(set(how.limit), x);
       return mul(bounded, sigmoid(mul(bounded, set(how.alpha))));
     }
   }
@@ -79,7 +80,7 @@ inline F activated(const Activation& how, F x) {
 
 inline F gated(const Activation& how, F gate, F up) {
   if (how.kind == Activation::ClampedSwish)
-    up = add(max(min(up, set(how.limit)), set(-how.limit)), set(how.offset));
+    up = add(max(set(-how.limit), min(set(how.limit), up)), set(how.offset));
   return mul(activated(how, gate), up);
 }
 
@@ -120,7 +121,7 @@ inline void cap(float* out, float cap, int n) {
 }
 
 inline void clamp(float* out, float bound, int n) {
-  along(n, [&](int i, int c) { store(out + i, max(min(load(out + i, c), set(bound)), set(-bound)), c); });
+  along(n, [&](int i, int c) { store(out + i, max(set(-bound), min(set(bound), load(out + i, c))), c); });
 }
 
 inline void norm(const float* x, int n, bool centred, float eps, const float* by, const float* bias, float* out) {
