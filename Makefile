@@ -51,7 +51,7 @@ format: $(TEST_READY)
 
 # the tests that make up their own inputs, with many more of them
 fuzz: $(TEST_READY)
-	$(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile=fuzz tests/checkpoints tests/text tests/families
+	$(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile=fuzz tests/checkpoints tests/text tests/families tests/runtime
 
 # The C++ runtime's own tests, without Python: each instruction set that this processor has, older ones
 # emulated, and 64-bit ARM where its compiler and emulator are (g++-aarch64-linux-gnu and qemu-user).

@@ -47,8 +47,8 @@ std::vector<Weights> weights(const std::vector<Piece>& pieces) {
   return found;
 }
 
-std::shared_ptr<Matrix> matrix(const std::string& format, int columns, const std::vector<std::tuple<Array<u8>, int>>& parts,
-                               bool paired) {
+std::shared_ptr<Matrix> matrix(Arena& arena, const std::string& format, int columns,
+                               const std::vector<std::tuple<Array<u8>, int>>& parts, bool paired) {
   const auto& kind = layout(format);
   std::vector<Part> given;
   for (const auto& [data, rows] : parts) {
@@ -57,7 +57,7 @@ std::shared_ptr<Matrix> matrix(const std::string& format, int columns, const std
     given.push_back({data.data(), rows});
   }
   nb::gil_scoped_release released;
-  return std::make_shared<Matrix>(kind.format, columns, given, paired);
+  return std::make_shared<Matrix>(arena, kind.format, columns, given, paired);
 }
 
 // A program and what it was built for.
@@ -164,7 +164,8 @@ NB_MODULE(_native, m) {
         nb::capsule owner(values, [](void* p) noexcept { delete[] static_cast<float*>(p); });
         return nb::ndarray<nb::numpy, float, nb::ndim<1>>(values, {std::size_t(self.columns())}, owner);
       });
-  m.def("matrix", &matrix, "format"_a, "columns"_a, "parts"_a, "paired"_a = false);
+  nb::class_<Arena>(m, "Arena").def(nb::init<>());
+  m.def("matrix", &matrix, "arena"_a, "format"_a, "columns"_a, "parts"_a, "paired"_a = false);
 
   nb::class_<Workers>(m, "Workers").def(nb::init<int>()).def_prop_ro("count", &Workers::count);
 

@@ -143,7 +143,7 @@ const Layout& layout(std::string_view name) {
   throw std::invalid_argument("no weight format " + std::string(name));
 }
 
-Matrix::Matrix(Format format, int columns, const std::vector<Part>& parts, bool paired)
+Matrix::Matrix(Arena& arena, Format format, int columns, const std::vector<Part>& parts, bool paired)
     : layout_(&qkv::layout(format)), rows_(0), columns_(columns), padded_(columns) {
   const auto& kind = *layout_;
   if (columns % kind.block != 0) throw std::invalid_argument("columns are no whole blocks of the format");
@@ -156,7 +156,7 @@ Matrix::Matrix(Format format, int columns, const std::vector<Part>& parts, bool 
   panel_bytes_ = kind.quantised()
                      ? std::size_t(records) * kind.record_bytes() + std::size_t(ceil_div(records, 8)) * kind.header_bytes()
                      : std::size_t(padded_) * PANEL * kind.bits / 8;
-  memory_ = Memory(panels() * panel_bytes_);
+  memory_ = arena.take(bytes());
   const std::size_t row_bytes = std::size_t(columns / kind.block) * kind.block_bytes;
   std::vector<const u8*> sources(std::size_t(panels()) * PANEL, nullptr);
   int first = 0;
@@ -167,7 +167,7 @@ Matrix::Matrix(Format format, int columns, const std::vector<Part>& parts, bool 
     first += part.rows;
   }
   // panels lie apart, so threads can fill them side by side
-  const int threads = memory_.size() < WORTH_THREADS ? 1 : std::max(1u, std::thread::hardware_concurrency());
+  const int threads = bytes() < WORTH_THREADS ? 1 : std::max(1u, std::thread::hardware_concurrency());
   const auto fill = [&](int thread) {
     for (int p = panels() * thread / threads; p < panels() * (thread + 1) / threads; p++)
       for (int r = 0; r < PANEL; r++)
@@ -182,7 +182,7 @@ Matrix::Matrix(Format format, int columns, const std::vector<Part>& parts, bool 
 void Matrix::pack(const u8* source, int row) {
   const auto& kind = *layout_;
   const int r = row % PANEL;
-  u8* panel = memory_.as<u8>() + row / PANEL * panel_bytes_;
+  u8* panel = memory_.get() + row / PANEL * panel_bytes_;
   if (!kind.quantised()) {
     const int size = kind.bits / 8;
     for (int c = 0; c < columns_; c++) {

@@ -62,7 +62,7 @@ class Matrix {
  public:
   // The rows of all parts below each other; with `paired`, of two parts 16 rows in turn, so that a
   // panel holds a gate and what it multiplies.
-  Matrix(Format format, int columns, const std::vector<Part>& parts, bool paired);
+  Matrix(Arena& arena, Format format, int columns, const std::vector<Part>& parts, bool paired);
 
   const Layout& kind() const { return *layout_; }
   Format format() const { return layout_->format; }
@@ -71,8 +71,8 @@ class Matrix {
   int padded() const { return padded_; }      // columns, rounded up to a whole record
   int panels() const { return ceil_div(rows_, PANEL); }
   std::size_t panel_bytes() const { return panel_bytes_; }
-  const u8* panel(int number) const { return memory_.as<u8>() + number * panel_bytes_; }
-  std::size_t bytes() const { return memory_.size(); }
+  const u8* panel(int number) const { return memory_.get() + number * panel_bytes_; }
+  std::size_t bytes() const { return panels() * panel_bytes_; }
 
   // The values of a row, as the kernels have them: exactly those of the file.
   void row(int number, float* out) const;
@@ -83,7 +83,7 @@ class Matrix {
   const Layout* layout_;
   int rows_, columns_, padded_;
   std::size_t panel_bytes_;
-  Memory memory_;
+  std::shared_ptr<u8> memory_;
 };
 
 }  // namespace qkv

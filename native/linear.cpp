@@ -5,6 +5,8 @@ namespace qkv {
 namespace {
 
 constexpr std::size_t NEAR_CACHE = std::size_t{512} << 10;  // bytes that stay close to a core
+constexpr int RUNS = 3;                                     // for each thread
+constexpr std::size_t SHORTEST_RUN = std::size_t{24} << 10;  // bytes
 
 const float* bias_of(const Weights& weights, int panel) {
   return weights.bias.empty() ? nullptr : weights.bias.data() + panel * PANEL;
@@ -61,8 +63,8 @@ int Linear::begin(Step& step) {
   std::size_t bytes = 0;
   int panels = 0;
   for (const auto& each : weights_) bytes += each.matrix->bytes(), panels += each.matrix->panels();
-  // enough runs to share out evenly, each long enough to be worth claiming
-  const std::size_t share = std::max<std::size_t>(bytes / (step.threads * 8), 24 << 10);
+  // enough runs to share out evenly, each long enough that its cold beginning does not matter
+  const std::size_t share = std::max<std::size_t>(bytes / (step.threads * RUNS), SHORTEST_RUN);
   for (int w = 0; w < static_cast<int>(weights_.size()); w++) {
     const auto& matrix = *weights_[w].matrix;
     const int long_ = std::max<int>(1, static_cast<int>(std::min(share, NEAR_CACHE) / matrix.panel_bytes()));

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <new>
 
@@ -10,6 +11,7 @@ namespace qkv {
 namespace {
 constexpr std::size_t HUGE_PAGE = std::size_t{2} << 20;
 constexpr std::size_t PAGE = 4096;
+constexpr std::size_t CHUNK = 16 * HUGE_PAGE;
 }  // namespace
 
 Memory::Memory(std::size_t bytes) {
@@ -35,6 +37,17 @@ Memory::Memory(std::size_t bytes) {
 
 Memory::~Memory() {
   if (mapped_ != nullptr) munmap(mapped_, length_);
+}
+
+std::shared_ptr<unsigned char> Arena::take(std::size_t bytes) {
+  bytes = (bytes + 63) / 64 * 64;
+  if (chunk_ == nullptr || used_ + bytes > chunk_->size()) {
+    chunk_ = std::make_shared<Memory>(std::max(bytes, CHUNK));
+    used_ = 0;
+  }
+  unsigned char* start = chunk_->as() + used_;
+  used_ += bytes;
+  return {chunk_, start};
 }
 
 }  // namespace qkv

@@ -60,7 +60,8 @@ std::uint32_t Workers::work(int thread) {
     int mine = 0;
     std::uint64_t taken;
     while (static_cast<std::uint32_t>(taken = state_.fetch_sub(1, std::memory_order_acq_rel)) > NONE) {
-      stages_->item(static_cast<int>(static_cast<std::uint32_t>(taken) - NONE) - 1, thread);
+      // from the first to the last: what is fetched ahead is then what comes next
+      stages_->item(items_ - static_cast<int>(static_cast<std::uint32_t>(taken) - NONE), thread);
       mine++;
     }
     if (mine == 0) return static_cast<std::uint32_t>(taken >> 32);

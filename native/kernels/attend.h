@@ -110,6 +110,12 @@ inline F adjusted(const Queries& q, int r, F score, int first) {
   return add(score, load(added));
 }
 
+constexpr int FETCHED = 4;  // queries of a tile, up to which reading is what takes the time
+
+inline void near(const u8* at, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += ROUND_LINE) prefetch(at + i);
+}
+
 template <class Held, int R>
 void attend_tile(const BlockShape& shape, const Queries& q, const u8* const* blocks, int first, int count, Partial out) {
   using Weight = typename Held::Weight;
@@ -117,6 +123,11 @@ void attend_tile(const BlockShape& shape, const Queries& q, const u8* const* blo
   alignas(64) Weight weights[R * SPLIT];
   for (int b = 0; b < count; b++) {
     if (blocks[b] == nullptr) continue;
+    if constexpr (R <= FETCHED) {
+      // the next block's keys and this one's values: few queries wait for memory
+      if (b + 1 < count && blocks[b + 1] != nullptr) near(blocks[b + 1], shape.key_bytes());
+      near(blocks[b] + shape.key_bytes(), shape.value_bytes());
+    }
     F found[R];
     Held::template scores<R>(shape, q, blocks[b], found);
     for (int r = 0; r < R; r++)

@@ -277,6 +277,40 @@ def convert(source: str, out: Path, type: str | None, ignore: tuple[str, ...], a
     click.echo(json.dumps(done.data(), ensure_ascii=False) if as_json else str(done))
 
 
+@command(
+    "qkv verify smollm2",
+    "qkv verify ./Llama-3.2-1B --text book.txt --tokens 2048",
+    "qkv verify model.gguf --format Q8_0 --format Q4_K --json",
+    note="Ends with status 1 where anything differs by more than it may.",
+)
+@click.argument("source", default="smollm2")
+@click.option("--text", type=click.Path(path_type=Path), help="Read this file; default a text of qkv's own.")
+@click.option("--tokens", type=int, default=512, show_default=True, help="At most so many of its tokens.")
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    metavar="NAME",
+    help="Also with the weights in this format (Q8_0, Q4_K, ...); may be repeated.",
+)
+@click.option("--threads", "-t", type=int, help="Processor threads; fewer where others work too.")
+@json_option
+def verify(
+    source: str, text: Path | None, tokens: int, formats: tuple[str, ...], threads: int | None, as_json: bool
+) -> None:
+    """Compare the native runtime with the reference, and with transformers, on a model of yours.
+
+    SOURCE is a folder, a .gguf file, hub name, or smollm2.
+    """
+    from qkv import verification
+
+    with _progress("verifying") as progress:
+        done = verification.verify(source, text, tokens, formats, threads, progress)
+    click.echo(json.dumps(done.data(), ensure_ascii=False, allow_nan=False) if as_json else str(done))
+    if not done.passed:
+        raise click.exceptions.Exit(1)
+
+
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")

@@ -233,7 +233,12 @@ def _format(name: str, shape: tuple[int, ...], sources: set[str], wanted: str | 
         return "F32"
     if wanted is None:
         return next(iter(sources)) if len(sources) == 1 and sources <= set(PLAIN) else "F32"
-    while shape[-1] % FORMATS[wanted].block:
+    return fitting(wanted, shape[-1])
+
+
+def fitting(wanted: str, columns: int) -> str:
+    """The type for a matrix of so many columns: the wanted one, or what stands in where blocks do not fit."""
+    while columns % FORMATS[wanted].block:
         wanted = FALLBACK.get(wanted, "F16")
     return wanted
 

@@ -31,6 +31,10 @@ class Packed:
     native: ModuleType
     weights: Mapping[str, StoredTensor]
     matrices: dict[Any, Any] = field(default_factory=dict)
+    arena: Any = None  # the memory that they share
+
+    def __post_init__(self) -> None:
+        self.arena = self.native.Arena()
 
     def kept(self, name: str) -> StoredTensor:
         stored = self.weights[name]
@@ -53,7 +57,7 @@ class Packed:
             if len(formats) != 1 or len(columns) != 1:
                 raise CheckpointError(f"{names[0]} and {names[-1]} are stored in different formats.")
             given = [(data, rows) for _, _, data, rows in parts]
-            self.matrices[key] = self.native.matrix(*formats, *columns, given, paired)
+            self.matrices[key] = self.native.matrix(self.arena, *formats, *columns, given, paired)
         return self.matrices[key]
 
     @property
@@ -76,7 +80,9 @@ def _rows(stored: StoredTensor, expert: int | None) -> tuple[str, int, np.ndarra
 class Assembly:
     """Builds one native program. `slots` and `groups` number the cache as the caller has it."""
 
-    def __init__(self, native: ModuleType, program: op.Program, packed: Packed, slots: Sequence[str], set_: str):
+    def __init__(
+        self, native: ModuleType, program: op.Program, packed: Packed, slots: Sequence[str], set_: str
+    ):
         self.packed, self.source = packed, program
         self.slots = {name: number for number, name in enumerate(slots)}
         self.buffers = {name: number for number, name in enumerate(program.buffers)}
