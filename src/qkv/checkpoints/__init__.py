@@ -8,6 +8,7 @@ memory-mapped until `decode` is called on them.
 from qkv.checkpoints.formats import FORMATS, Format
 from qkv.checkpoints.gguf import Gguf, read_gguf
 from qkv.checkpoints.gguf_writer import Outline, write_gguf
+from qkv.checkpoints.mapped import release
 from qkv.checkpoints.quantisers import ENCODERS, quantise, squared_error
 from qkv.checkpoints.refusals import refuse_pickle
 from qkv.checkpoints.safetensors import read_safetensors, write_safetensors, write_shards
@@ -24,6 +25,7 @@ __all__ = [
     "read_gguf",
     "read_safetensors",
     "refuse_pickle",
+    "release",
     "squared_error",
     "write_gguf",
     "write_safetensors",

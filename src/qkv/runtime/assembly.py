@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.checkpoints import FORMATS, StoredTensor
+from qkv.checkpoints import FORMATS, StoredTensor, release
 from qkv.errors import CheckpointError, UnsupportedError
 from qkv.runtime import program as op
 from qkv.runtime.interpreter import bucket
@@ -32,21 +32,25 @@ class Packed:
     weights: Mapping[str, StoredTensor]
     matrices: dict[Any, Any] = field(default_factory=dict)
     arena: Any = None  # the memory that they share
+    recent: dict[str, StoredTensor] = field(default_factory=dict)  # of the operation that is being added
 
     def __post_init__(self) -> None:
         self.arena = self.native.Arena()
 
     def kept(self, name: str) -> StoredTensor:
-        stored = self.weights[name]
-        if stored.format in FORMATS_KEPT:
-            return stored
-        return StoredTensor.from_array(name, stored.decode().astype(np.float32))
+        """A parameter in a format that the native runtime has. Made once an operation: it may be work."""
+        if name not in self.recent:
+            stored = self.weights[name]
+            if stored.format not in FORMATS_KEPT:
+                stored = StoredTensor.from_array(name, stored.decode().astype(np.float32))
+            self.recent[name] = stored
+        return self.recent[name]
 
     def values(self, name: str | None) -> np.ndarray | None:
         """A vector, or a small table, in fp32."""
         if name is None:
             return None
-        return np.ascontiguousarray(self.weights[name].decode(), np.float32).reshape(-1)
+        return np.ascontiguousarray(self.kept(name).decode(), np.float32).reshape(-1)
 
     def matrix(self, *names: str, expert: int | None = None, paired: bool = False) -> Any:
         """The rows of these below each other, or paired as a gate is; of a stack, one expert's."""
@@ -58,6 +62,8 @@ class Packed:
                 raise CheckpointError(f"{names[0]} and {names[-1]} are stored in different formats.")
             given = [(data, rows) for _, _, data, rows in parts]
             self.matrices[key] = self.native.matrix(self.arena, *formats, *columns, given, paired)
+            for data, _ in given:
+                release(data)  # the file's pages are not needed beside what was made of them
         return self.matrices[key]
 
     @property
@@ -89,7 +95,7 @@ class Assembly:
         widths = list(program.buffers.values())
         # a router's logits have a buffer of their own
         routers = [o for o in program.operations if isinstance(o, op.Route)]
-        experts = max((packed.weights[o.matrix].shape[0] for o in routers), default=0)
+        experts = max((packed.kept(o.matrix).shape[0] for o in routers), default=0)
         self.logits = len(widths)
         self.built = native.Program([*widths, experts], self.buffers[program.output.buffer], set_)
         self.picks = {name: i for i, name in enumerate(dict.fromkeys(o.picks for o in routers))}
@@ -102,7 +108,9 @@ class Assembly:
                     self.angles[key] = len(self.angles)
                     self.built.angles(self.angles[key], list(operation.frequencies), operation.factor)
         for operation in program.operations:
+            packed.recent.clear()
             self.add(operation)
+        packed.recent.clear()
 
     def at(self, span: op.Span) -> Place:
         return self.buffers[span.buffer], span.start, span.width
@@ -157,7 +165,7 @@ class Assembly:
         for start, end in pairwise(cuts):
             matrix = self.packed.matrix(*names[start:end])
             each = [
-                self._bias(bias, self.packed.weights[name].shape[0])
+                self._bias(bias, self.packed.kept(name).shape[0])
                 for name, bias in zip(names[start:end], biases[start:end], strict=True)
             ]
             pieces.append((matrix, column, np.concatenate(each) if any(biases[start:end]) else None))
@@ -176,7 +184,7 @@ class Assembly:
         """The biases of a gate and its partner, 16 of each in turn."""
         if not any(biases):
             return None
-        rows = self.packed.weights[names[0]].shape[-2]
+        rows = self.packed.kept(names[0]).shape[-2]
         each = np.zeros((2, -(-rows // 16) * 16), np.float32)
         for which, bias in enumerate(biases):
             each[which, :rows] = self._bias(bias, rows, expert)
@@ -202,7 +210,7 @@ class Assembly:
         reach, bias = 0, None
         if o.buckets is not None:
             reach = o.starts[-1] if o.starts else 0  # further than this nothing changes
-            table = self.packed.weights[o.buckets].decode().astype(np.float32)
+            table = self.packed.kept(o.buckets).decode().astype(np.float32)
             bias = np.ascontiguousarray(table[bucket(o, np.arange(-reach, reach + 1))].T).reshape(-1)
         sight = (o.sight.before, o.sight.after, o.sight.chunk)
         heads, sinks = (o.heads, o.kv_heads), self.packed.values(o.sink)
@@ -227,7 +235,7 @@ class Assembly:
 
     @add.register
     def _(self, o: op.Route) -> None:
-        rows = self.packed.weights[o.matrix].shape[0]
+        rows = self.packed.kept(o.matrix).shape[0]
         logits = (self.logits, 0, rows)
         bias = None if o.bias is None else self._bias(o.bias, rows)
         self.built.linear(self.at(o.x), logits, [(self.packed.matrix(o.matrix), 0, bias)], False, 1.0, None)
@@ -242,7 +250,7 @@ class Assembly:
         if o.gate is not None and not self._alike(o.matrices):
             raise UnsupportedError(f"{o.matrices[0]} and its partner are stored in different formats.")
         experts = []
-        for expert in range(self.packed.weights[o.matrices[0]].shape[0]):
+        for expert in range(self.packed.kept(o.matrices[0]).shape[0]):
             matrix = self.packed.matrix(*o.matrices, expert=expert, paired=o.gate is not None)
             if o.gate is not None:
                 bias = self._paired(o.matrices, biases, expert)
