@@ -5,7 +5,7 @@ namespace qkv {
 namespace {
 
 constexpr std::size_t NEAR_CACHE = std::size_t{512} << 10;  // bytes that stay close to a core
-constexpr int RUNS = 3;                                     // for each thread
+constexpr int RUNS = 3, MANY_RUNS = 16;                     // for each thread: of few rows, of many
 constexpr std::size_t SHORTEST_RUN = std::size_t{24} << 10;  // bytes
 
 const float* bias_of(const Weights& weights, int panel) {
@@ -63,8 +63,8 @@ int Linear::begin(Step& step) {
   std::size_t bytes = 0;
   int panels = 0;
   for (const auto& each : weights_) bytes += each.matrix->bytes(), panels += each.matrix->panels();
-  // enough runs to share out evenly, each long enough that its cold beginning does not matter
-  const std::size_t share = std::max<std::size_t>(bytes / (step.threads * RUNS), SHORTEST_RUN);
+  // enough runs to share out evenly; for few rows each long enough that its cold beginning does not matter
+  const std::size_t share = std::max<std::size_t>(bytes / (step.threads * (step.count < 8 ? RUNS : MANY_RUNS)), SHORTEST_RUN);
   for (int w = 0; w < static_cast<int>(weights_.size()); w++) {
     const auto& matrix = *weights_[w].matrix;
     const int long_ = std::max<int>(1, static_cast<int>(std::min(share, NEAR_CACHE) / matrix.panel_bytes()));

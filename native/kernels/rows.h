@@ -7,31 +7,27 @@
 
 namespace qkv::QKV_ISA {
 
-// e^x to about 1e-7: 2^whole times a polynomial for the rest, |rest| <= 1/2.
+inline F negative(F x) { return sub(set(0.0f), x); }
+
+// e^x to 2e-7 of itself, and 1 exactly for 0: 2^whole times a polynomial for 2^rest, |rest| <= 1/2, whose
+// coefficients make the greatest relative error least.
 inline F exponential(F x) {
-  x = min(set(88.8f), max(set(-104.0f), x));  // in this order what is no number stays so
-  const F scaled = mul(x, set(1.44269504088896341f)), whole = nearest(scaled);
-  // x - whole * ln 2, in two parts of ln 2
-  F rest = fma(whole, set(-0.693359375f), x);
-  rest = fma(whole, set(2.12194440e-4f), rest);
-  F p = set(1.0f / 5040);
-  p = fma(p, rest, set(1.0f / 720));
-  p = fma(p, rest, set(1.0f / 120));
-  p = fma(p, rest, set(1.0f / 24));
-  p = fma(p, rest, set(1.0f / 6));
-  p = fma(p, rest, set(0.5f));
-  p = fma(p, rest, set(1.0f));
+  x = min(set(88.3f), max(set(-104.0f), x));  // in this order what is no number stays so
+  const F whole = nearest(mul(x, set(1.442695041f)));
+  // x log2(e) - whole, log2(e) in two parts
+  F rest = fma(x, set(1.442695041f), negative(whole));
+  rest = fma(x, set(1.925963033e-8f), rest);
+  F p = set(1.326472724e-3f);
+  p = fma(p, rest, set(9.671512795e-3f));
+  p = fma(p, rest, set(5.550733745e-2f));
+  p = fma(p, rest, set(2.402224208e-1f));
+  p = fma(p, rest, set(6.931469776e-1f));
   p = fma(p, rest, set(1.0f));
   return by_power(p, whole);
 }
 
-inline F negative(F x) { return sub(set(0.0f), x); }
-
-// By the form whose exponential cannot overflow.
-inline F sigmoid(F x) {
-  const F e = exponential(negative(magnitude(x)));
-  return div(where_positive(x, set(1.0f), e), add(set(1.0f), e));
-}
+// The exponential is bounded, so that a great negative x gives next to nothing and not 1 / infinity.
+inline F sigmoid(F x) { return div(set(1.0f), add(set(1.0f), exponential(negative(x)))); }
 
 inline F tanh_of(F x) {
   const F e = exponential(mul(magnitude(x), set(-2.0f)));

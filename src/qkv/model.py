@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from qkv import engine, loading
 from qkv.checkpoints import write_shards
@@ -25,6 +24,7 @@ from qkv.text import Tokenizer
 
 if TYPE_CHECKING:
     import torch
+    from jaxtyping import Float, Int
 
     from qkv.nn import Layout, Tap, Taps, Transformer
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from jaxtyping import Float
 
 from qkv.engine.beams import Beams, BeamSearch, Hypothesis
 from qkv.engine.logprobs import Logprobs
@@ -18,6 +17,9 @@ from qkv.errors import RequestError, TokenizerError
 from qkv.loading import Loaded
 from qkv.spec import Model, Replace
 from qkv.text import StopStrings
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 Move = tuple[int, int]  # the row that this one goes on from, and the token that it does so with
 Said = list[tuple[int, str, Completion]]  # which of a request's answers, its new text, all of it so far

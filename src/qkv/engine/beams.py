@@ -6,13 +6,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from numbers import Real
-from typing import Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import numpy as np
-from jaxtyping import Float
 
 from qkv.errors import RequestError
 from qkv.generation_config import BEAMS, Bounds
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 T = TypeVar("T")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float
 
 from qkv.engine import runner
 from qkv.engine.answers import Move
@@ -13,6 +13,9 @@ from qkv.engine.runner import Progress, Watch
 from qkv.errors import RequestError
 from qkv.runtime import Rows
 from qkv.runtime.machine import Sequences
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class ProgramRunner:

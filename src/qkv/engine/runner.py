@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from jaxtyping import Float
 
 from qkv.engine.answers import Move
 from qkv.errors import CapacityError
@@ -16,6 +15,7 @@ from qkv.spec import Model
 
 if TYPE_CHECKING:
     import torch
+    from jaxtyping import Float
 
     from qkv.nn import Tap
 

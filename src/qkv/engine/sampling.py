@@ -6,14 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import NDArray
 
 from qkv.errors import RequestError
 from qkv.generation_config import SAMPLING, Bounds
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True)

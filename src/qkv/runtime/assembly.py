@@ -18,9 +18,7 @@ from qkv.runtime.interpreter import bucket
 from qkv.spec.feed_forward import Activation, ClampedSwish
 
 # what the native runtime keeps as a file has it; values of other formats become F32
-FORMATS_KEPT = (
-    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
-)
+FORMATS_KEPT = (*("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),)
 Place = tuple[int, int, int]
 
 

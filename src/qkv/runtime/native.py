@@ -13,6 +13,7 @@ from qkv.checkpoints import StoredTensor
 from qkv.errors import RequestError, UnsupportedError
 from qkv.runtime.assembly import Assembly, Packed, exact
 from qkv.runtime.blocks import BLOCK, Blocks, blocks
+from qkv.runtime.built import missing
 from qkv.runtime.interpreter import Floats, Rows
 from qkv.runtime.lower import Lowered
 from qkv.runtime.threads import default_threads
@@ -24,7 +25,7 @@ OWN, CROSS, SOURCE = range(3)  # groups of slots: those of the main program, wha
 
 
 def _module() -> ModuleType:
-    from qkv.runtime import _native  # type: ignore[attr-defined]
+    from qkv.runtime import _native
 
     found: ModuleType = _native
     return found
@@ -37,11 +38,7 @@ def available() -> bool:
 
 def reason() -> str | None:
     """Why the runtime cannot be had; None where it can."""
-    try:
-        _module()
-    except ImportError:
-        return "it is not built"
-    return None
+    return missing()
 
 
 class Native:

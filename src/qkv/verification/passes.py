@@ -81,7 +81,7 @@ def decoded(name: str, stored: StoredTensor) -> StoredTensor:
     return StoredTensor.from_array(name, stored.decode().astype(np.float32, copy=False))
 
 
-def quantised(lowered: Lowered, weights: Parameters, format: str) -> tuple[Changed, list[str]]:
+def quantised(lowered: Lowered, weights: Parameters, format: str) -> tuple[Changed, tuple[str, ...]]:
     """The weights with the matrices that rows are multiplied by, and the token tables, in a format.
 
     And the formats that came of it, as blocks do not fit every row: that of most weights first.
@@ -96,7 +96,7 @@ def quantised(lowered: Lowered, weights: Parameters, format: str) -> tuple[Chang
             return stored
         return quantise(name, decoded(name, stored).decode(), fitting(format, stored.shape[-1]))
 
-    return Changed(weights, change, None), sorted(sizes, key=lambda kind: -sizes[kind])
+    return Changed(weights, change, None), tuple(sorted(sizes, key=lambda kind: -sizes[kind]))
 
 
 def _matrices(lowered: Lowered) -> set[str]:

@@ -73,7 +73,7 @@ def network_of(loaded: Loaded) -> Any:
 
 
 def _of_gguf(path: Path, auto: Any, plain: Mapping[str, Any]) -> Any:
-    """By the parts of its `from_pretrained`, which as a whole asks for a library that places it on devices."""
+    """By the parts of its `from_pretrained`, which as a whole asks for a library that knows devices."""
     import gguf
     import torch
     from transformers import AutoConfig

@@ -214,10 +214,15 @@ class _Verifier:
             (f"native, as stored ({self.kind}), cache bf16", self.weights, "bf16", False),
             (f"native, as stored ({self.kind}), cache int8", self.weights, "int8", False),
         ]
+        seen = set[tuple[str, ...]]()
         for format in self.formats:
             changed, kinds = quantised(lowered, self.weights, format)
-            label = format if kinds == [format] else f"{format} ({', '.join(kinds)})"
+            if kinds in seen:  # where blocks do not fit, several formats become one and the same
+                continue
+            seen.add(kinds)
+            label = format if kinds == (format,) else f"{format} ({', '.join(kinds)})"
             ways.append((f"native, {label}, cache bf16", changed, "bf16", None))
+        self.passes = len(ways) + 2
         for what, weights, cache, exact in ways:
             try:
                 machine = Native(lowered, weights, self.count, cache)
