@@ -68,13 +68,24 @@ struct Built {
   std::vector<TakeRows*> tables;
 };
 
-void check(const Built& built, const Rows& rows) {
-  for (const auto* take : built.tables) {
+Rows rows_of(const Array<i32>& tokens, const Array<i32>& sequences, const Array<i32>& positions,
+             const std::optional<Array<i32>>& types, const Array<i32>& wanted) {
+  return {static_cast<int>(tokens.size()), tokens.data(), sequences.data(), positions.data(),
+          types ? types->data() : nullptr, static_cast<int>(wanted.size()), wanted.data()};
+}
+
+// What a table or a list of rows does not have is refused, before anything is changed.
+void check(const Built& self, const Array<i32>& tokens, const Array<i32>& sequences, const Array<i32>& positions,
+           const std::optional<Array<i32>>& types, const Array<i32>& wanted) {
+  const Rows rows = rows_of(tokens, sequences, positions, types, wanted);
+  for (const auto* take : self.tables) {
     const i32* given = take->by == TakeRows::Token ? rows.tokens : take->by == TakeRows::Position ? rows.positions : rows.types;
     for (int row = 0; given != nullptr && row < rows.count; row++)
       if (given[row] + take->offset < 0 || given[row] + take->offset >= take->table->rows())
         throw std::out_of_range(std::to_string(given[row]));
   }
+  for (int i = 0; i < rows.wanted; i++)
+    if (rows.wanted_rows[i] < 0 || rows.wanted_rows[i] >= rows.count) throw nb::value_error("a row that is wanted is not there");
 }
 
 void linear(Built& self, const Place& x, const Place& out, const std::vector<Piece>& pieces, bool add, float scale,
@@ -128,9 +139,7 @@ void run(Built& self, Array<i32> tokens, Array<i32> sequences, Array<i32> positi
          const std::vector<std::tuple<nb::ndarray<const i32, nb::ndim<2>, nb::c_contig, nb::device::cpu>, Array<i32>>>& tables,
          Cache& cache, Workers& workers,
          std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> answers) {
-  const Rows rows{static_cast<int>(tokens.size()), tokens.data(), sequences.data(), positions.data(),
-                  types ? types->data() : nullptr, static_cast<int>(wanted.size()), wanted.data()};
-  check(self, rows);
+  const Rows rows = rows_of(tokens, sequences, positions, types, wanted);
   std::vector<Table> given;
   for (const auto& [blocks, lengths] : tables) given.push_back({blocks.data(), blocks.shape(1), lengths.data()});
   float* to = answers ? answers->data() : nullptr;
@@ -171,13 +180,14 @@ NB_MODULE(_native, m) {
 
   nb::class_<Cache>(m, "Cache")
       .def("__init__",
-           [](Cache* self, const std::vector<std::tuple<int, int, int, int>>& slots, int kept) {
+           [](Cache* self, const std::vector<std::tuple<int, int, int, int>>& slots, int groups, int kept) {
              std::vector<Slot> given;
              for (const auto& [group, heads, key, value] : slots) {
-               if (key > 512) throw std::invalid_argument("a head of more than 512 dimensions");
+               if (std::max(key, value) > MOST_DIMENSIONS) throw std::invalid_argument("a head of too many dimensions");
+               if (group < 0 || group >= groups) throw std::invalid_argument("no such group of slots");
                given.push_back({group, heads, key, value});
              }
-             new (self) Cache(given, static_cast<Kept>(kept));
+             new (self) Cache(given, groups, static_cast<Kept>(kept));
            })
       .def("reserve", &Cache::reserve)
       .def("clear", &Cache::clear)
@@ -218,6 +228,7 @@ NB_MODULE(_native, m) {
       .def("expert_linear", &expert_linear, "x"_a, "out"_a, "picks"_a, "top_k"_a, "experts"_a, "gate"_a.none(), "from_picks"_a)
       .def("attend", &attend, "query"_a, "out"_a, "slot"_a, "heads"_a, "scale"_a, "sight"_a, "cap"_a, "sinks"_a.none(),
            "slopes"_a.none(), "bias"_a.none(), "reach"_a)
+      .def("check", &check, "tokens"_a, "sequences"_a, "positions"_a, "types"_a.none(), "wanted"_a)
       .def("run", &run, "tokens"_a, "sequences"_a, "positions"_a, "types"_a.none(), "wanted"_a, "tables"_a, "cache"_a,
            "workers"_a, "answers"_a.none());
 }

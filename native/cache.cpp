@@ -8,10 +8,9 @@ namespace {
 constexpr std::size_t SEGMENT_BYTES = std::size_t{16} << 20;
 }
 
-Cache::Cache(const std::vector<Slot>& slots, Kept kept) : slots_(slots), groups_(1) {
+Cache::Cache(const std::vector<Slot>& slots, int groups, Kept kept) : slots_(slots), groups_(groups) {
   for (const auto& slot : slots) {
     shapes_.push_back({kept, round_up(slot.key_dim, 4), round_up(slot.value_dim, LANES)});
-    if (slot.group >= groups()) groups_.resize(slot.group + 1);
     offsets_.push_back(groups_[slot.group].bytes);
     groups_[slot.group].bytes += slot_bytes(static_cast<int>(shapes_.size()) - 1);
   }

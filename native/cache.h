@@ -14,7 +14,7 @@ struct Slot {
 
 class Cache {
  public:
-  Cache(const std::vector<Slot>& slots, Kept kept);
+  Cache(const std::vector<Slot>& slots, int groups, Kept kept);
   Cache(const Cache&) = delete;
 
   // Makes room for blocks 0 to before `count` of a group. What is there stays where it is.

@@ -64,6 +64,7 @@ struct BlockShape {
 };
 
 constexpr int MOST_QUERIES = 8;
+constexpr int MOST_DIMENSIONS = 512;  // of a head
 
 // Queries that read the same head of the cache, and what each sees of it.
 struct Queries {
@@ -76,7 +77,7 @@ struct Queries {
   float cap = 0;                             // 0: none
   float scale[MOST_QUERIES];                 // of i8 queries
   i32 sum[MOST_QUERIES];
-  alignas(64) u8 packed[MOST_QUERIES * 512 * 4];  // by dimension, then query, as the cache holds keys
+  alignas(64) u8 packed[MOST_QUERIES * MOST_DIMENSIONS * 4];  // by dimension, then query, as the cache holds keys
 };
 
 // The softmax over a split of the cache: greatest score, sum and mixed values of each query.

@@ -130,6 +130,12 @@ void keep_best_groups(std::vector<float>& ranking, const Route::Router& router) 
 void Route::run(Step& step, int row) {
   const float* x = step.at(logits, row);
   const int count = logits.width;
+  float sound = 0;
+  for (int e = 0; e < count; e++) sound += x[e] * 0;
+  if (sound != 0) {  // what is no number has no order: it goes on as none
+    for (int i = 0; i < top_k; i++) step.picks[picks].chosen[row * top_k + i] = i, step.picks[picks].weights[row * top_k + i] = NAN;
+    return;
+  }
   std::vector<float> scores(x, x + count);
   if (router.softmax) {
     const float top = *std::max_element(scores.begin(), scores.end());

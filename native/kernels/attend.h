@@ -219,6 +219,15 @@ inline i8 as_byte(float x, float inverse) {
 
 // A token's key and value of one head into its place in a block. Dimensions past the last are zeros.
 inline void keep(const BlockShape& shape, const float* key, int key_dim, const float* value, int value_dim, u8* block, int place) {
+  float sound = 0;
+  for (int d = 0; d < value_dim; d++) sound += value[d] * 0;
+  if (sound != 0) {
+    // a hidden value has no weight, but nothing times no number is no number: so the key becomes none
+    // instead, which only those meet who see it
+    float none[MOST_DIMENSIONS], nothing[MOST_DIMENSIONS];
+    for (int d = 0; d < MOST_DIMENSIONS; d++) none[d] = NAN, nothing[d] = 0;
+    return keep(shape, none, key_dim, nothing, value_dim, block, place);
+  }
   u8* values = block + shape.key_bytes();
   if (shape.kept == Kept::F32) {
     for (int d = 0; d < key_dim; d++) std::memcpy(block + (d * LANES + place) * 4, key + d, 4);

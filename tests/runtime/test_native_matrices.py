@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import gguf
 import numpy as np
@@ -37,6 +38,10 @@ def module() -> ModuleType:
     return import_module(NAME)
 
 
+def packed(format: str, columns: int, parts: list[tuple[np.ndarray, int]], paired: bool = False) -> Any:
+    return module().matrix(module().Arena(), format, columns, parts, paired)
+
+
 def dequantised(stored: StoredTensor) -> np.ndarray:
     """What the gguf package makes of the same bytes."""
     kind = gguf.GGMLQuantizationType[stored.format]
@@ -56,7 +61,7 @@ def test_rows_are_those_of_the_file_bit_by_bit(format: str) -> None:
     for seed, shape in enumerate(SHAPES + (ODD if format in ("F32", "F16", "BF16") else [])):
         gaussian = quantise("x", np.random.default_rng(seed).standard_normal(shape, np.float32), format)
         for stored in (random_bytes(format, shape, seed), gaussian):
-            matrix = module().matrix(format, shape[1], [(stored.data, shape[0])])
+            matrix = packed(format, shape[1], [(stored.data, shape[0])])
             assert (matrix.rows, matrix.columns) == shape
             rows = np.stack([matrix.row(i) for i in range(shape[0])])
             assert np.array_equal(bits(rows), bits(dequantised(stored)))
@@ -66,7 +71,7 @@ def test_rows_are_those_of_the_file_bit_by_bit(format: str) -> None:
 @pytest.mark.parametrize("rows", [1, 16, 41])
 def test_a_gate_and_its_partner_stand_16_rows_in_turn(format: str, rows: int) -> None:
     parts = [random_bytes(format, (rows, 256), seed) for seed in (1, 2)]
-    matrix = module().matrix(format, 256, [(part.data, rows) for part in parts], True)
+    matrix = packed(format, 256, [(part.data, rows) for part in parts], True)
     assert matrix.rows == 2 * -(-rows // 16) * 16
     values = [bits(dequantised(part)) for part in parts]
     for row in range(matrix.rows):
@@ -80,7 +85,7 @@ def test_a_gate_and_its_partner_stand_16_rows_in_turn(format: str, rows: int) ->
 @pytest.mark.parametrize("format", KEPT)
 def test_several_matrices_stand_below_each_other(format: str) -> None:
     parts = [random_bytes(format, (rows, 256), rows) for rows in (5, 40, 20)]
-    matrix = module().matrix(format, 256, [(part.data, part.shape[0]) for part in parts])
+    matrix = packed(format, 256, [(part.data, part.shape[0]) for part in parts])
     rows = np.stack([matrix.row(i) for i in range(65)])
     assert np.array_equal(bits(rows), bits(np.concatenate([dequantised(part) for part in parts])))
 
@@ -88,15 +93,15 @@ def test_several_matrices_stand_below_each_other(format: str) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     data = np.zeros(18 * 8, np.uint8)
     with pytest.raises(ValueError, match="do not fit"):
-        module().matrix("Q4_0", 64, [(data, 5)])
+        packed("Q4_0", 64, [(data, 5)])
     with pytest.raises(ValueError, match="whole blocks"):
-        module().matrix("Q4_0", 40, [(data[:18], 1)])
+        packed("Q4_0", 40, [(data[:18], 1)])
     with pytest.raises(ValueError, match="no weight format Q2_K"):
-        module().matrix("Q2_K", 256, [(data, 1)])
+        packed("Q2_K", 256, [(data, 1)])
     with pytest.raises(ValueError, match="of one size"):
-        module().matrix("Q4_0", 64, [(data[:36], 1), (data[:72], 2)], True)
+        packed("Q4_0", 64, [(data[:36], 1), (data[:72], 2)], True)
     with pytest.raises(IndexError):
-        module().matrix("Q4_0", 64, [(data, 4)]).row(4)
+        packed("Q4_0", 64, [(data, 4)]).row(4)
 
 
 COLUMNS, OUT, MOST = 512, 37, 40

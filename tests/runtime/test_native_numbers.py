@@ -47,18 +47,7 @@ def test_a_broken_token_is_seen_from_where_it_stands_and_by_no_other_text(
     assert np.array_equal(np.concatenate([first[20:], second[20:]]), whole)
 
 
-@pytest.mark.parametrize(
-    "cache_type",
-    [
-        pytest.param(
-            each,
-            marks=[]
-            if each == "int8"
-            else pytest.mark.xfail(strict=True, reason="0 * NaN in the values mixed"),
-        )
-        for each in CACHE_TYPES
-    ],
-)
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
 @pytest.mark.parametrize("set_", SETS)
 def test_a_broken_token_is_not_seen_before_it_stands(set_: str, cache_type: CacheType) -> None:
     """In one step with it as in pieces, and no more once it is taken back."""

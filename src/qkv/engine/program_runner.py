@@ -63,10 +63,10 @@ class ProgramRunner:
         self._select([None if move is None else move[0] for move in moves])
         moving = [row for row, move in enumerate(moves) if move is not None]
         rows = Rows(
-            np.array([move[1] for move in moves if move is not None]),
-            np.array([self.owned[row] for row in moving]),
-            np.array([self.lengths[row] for row in moving]),
-            np.arange(len(moving)),
+            np.array([move[1] for move in moves if move is not None], np.int32),
+            np.array([self.owned[row] for row in moving], np.int32),
+            np.array([self.lengths[row] for row in moving], np.int32),
+            np.arange(len(moving), dtype=np.int32),
         )
         answers = self._run(rows)
         for row in moving:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qkv.checkpoints import StoredTensor
 from qkv.errors import RequestError, UnsupportedError
@@ -18,6 +19,7 @@ from qkv.runtime.interpreter import Floats, Rows
 from qkv.runtime.lower import Lowered
 from qkv.runtime.threads import default_threads
 
+_Given = tuple[NDArray[np.int32] | None, ...]  # tokens, sequences, positions, types, wanted
 CacheType = Literal["f32", "bf16", "int8"]
 CACHE_TYPES: tuple[CacheType, ...] = ("f32", "bf16", "int8")
 SET = "QKV_ISA"  # of the environment: the instruction set to run on
@@ -77,10 +79,11 @@ class Native:
         read = lowered.main.slots
         group = {name: SOURCE if name not in read else CROSS if name in stored else OWN for name in slots}
         sizes = [(group[name], s.kv_heads, s.head_dim, s.value_dim) for name, s in slots.items()]
-        if any(size[2] > 512 for size in sizes):
+        if any(max(size[2:]) > 512 for size in sizes):
             raise UnsupportedError("The native runtime has no heads of more than 512 dimensions.")
-        self.cache = native.Cache(sizes, CACHE_TYPES.index(self.cache_type))
-        self.groups = [Blocks(self.cache, number) for number in range(max(group.values(), default=0) + 1)]
+        count = 3 if lowered.source is not None else 1
+        self.cache = native.Cache(sizes, count, CACHE_TYPES.index(self.cache_type))
+        self.groups = [Blocks(self.cache, number) for number in range(count)]
         packed = Packed(native, weights)
         self.lowered = lowered
         self.main = Assembly(native, lowered.main, packed, list(slots), set_).built
@@ -108,36 +111,29 @@ class Native:
     def read(self, rows: Rows) -> None:
         if self.source is None:
             return
+        given = _checked(self.source, rows)
         for sequence, start, end in _runs(rows):
             for number in (CROSS, SOURCE):
                 self.groups[number].extend(sequence, start, end)
-        self._run(self.source, rows, None)
+        self._run(self.source, given, None)
         for sequence, _, _ in _runs(rows):
             self.groups[SOURCE].forget(sequence)
 
     def step(self, rows: Rows) -> Floats:
         if not len(rows.tokens):
             raise RequestError("A step needs at least one row.")
+        given = _checked(self.main, rows)
         for sequence, start, end in _runs(rows):
             self.groups[OWN].extend(sequence, start, end)
             for other in self.groups[CROSS:]:
                 other._reach(sequence, 0)
         answers = np.empty((len(rows.wanted), self.columns), np.float32)
-        self._run(self.main, rows, answers)
+        self._run(self.main, given, answers)
         return answers[:, : self.width] if self.columns != self.width else answers
 
-    def _run(self, program: object, rows: Rows, answers: Floats | None) -> None:
-        given = (rows.tokens, rows.sequences, rows.positions, rows.types, rows.wanted)
-        tokens, sequences, positions, types, wanted = (
-            None if each is None else np.ascontiguousarray(each, np.int32) for each in given
-        )
+    def _run(self, program: Any, given: _Given, answers: Floats | None) -> None:
         tables = [(group.table, group.lengths) for group in self.groups]
-        try:
-            program.run(  # type: ignore[attr-defined]
-                tokens, sequences, positions, types, wanted, tables, self.cache, self.workers, answers
-            )
-        except IndexError as problem:
-            raise RequestError(f"Token, position or type {problem} has no row in its table.") from None
+        program.run(*given, tables, self.cache, self.workers, answers)
 
     def fork(self, parent: int, child: int) -> None:
         for number in (OWN, CROSS)[: len(self.groups)]:
@@ -153,6 +149,28 @@ class Native:
         per = [self.cache.block_bytes(group.group) for group in self.groups]
         held = [blocks(tokens), blocks(source), blocks(source)][: len(per)]
         return int(sum(count * size for count, size in zip(held, per, strict=True)))
+
+
+def _checked(program: Any, rows: Rows) -> _Given:
+    """The rows as the module takes them; RequestError, before anything is changed, for what cannot be."""
+    given = tuple(map(_whole, (rows.tokens, rows.sequences, rows.positions, rows.types, rows.wanted)))
+    try:
+        program.check(*given)
+    except IndexError as problem:
+        raise RequestError(f"Token, position or type {problem} has no row in its table.") from None
+    except ValueError as problem:
+        raise RequestError(f"This step cannot be run: {problem}.") from None
+    return given
+
+
+def _whole(values: Any) -> NDArray[np.int32] | None:
+    """Whole numbers in 32 bits; what they do not hold is refused, and not cut off."""
+    if values is None:
+        return None
+    found = np.ascontiguousarray(values, np.int32)
+    if found is not values and not np.array_equal(found, values):
+        raise RequestError("Tokens and positions are whole numbers below 2 to the power of 31.")
+    return found
 
 
 def _runs(rows: Rows) -> Iterator[tuple[int, int, int]]:
