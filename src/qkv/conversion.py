@@ -115,6 +115,7 @@ def convert(
     nothing written: UnsupportedError, ConfigError or TokenizerError for what GGUF has no way to say.
     """
     out = Path(out)
+    type = type and type.upper()  # q4_k is what others write
     if type is not None and type not in ENCODERS:
         raise RequestError(f"type {type!r} is not known ({', '.join(ENCODERS)}).")
     if out.suffix.lower() != ".gguf":
