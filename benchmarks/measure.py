@@ -138,7 +138,7 @@ class Bench:
         self, case: Case, files: Files, workers: Mapping[str, Worker], started: Sequence[Started]
     ) -> Measured:
         self.say(str(case))
-        cache = files.cache_bytes(case.group.type, round(case.mean_context)) / case.mean_context
+        cache = files.cache_bytes(case.group.type, int(case.mean_context)) / case.mean_context
         needed = bytes_per_token(files.bytes_read(case.group.type), cache, case.mean_context, case.streams)
         outcomes = {each.engine: Outcome(each.format, each.error) for each in started}
         for engine, worker in workers.items():

@@ -81,7 +81,12 @@ def test_full_size_reaches_the_ends_of_both_contexts() -> None:
     reach: dict[str, int] = {}
     for case in cases:
         reach[case.group.model] = max(reach.get(case.group.model, 0), case.prompt + case.new)
-    assert reach == {"smollm2-135m": 8192, "random-1b": 16384}
+    assert reach == {
+        "smollm2-135m": 8192,
+        "random-1b": 16384,
+        "gemma3-270m": 640,
+        "random-qwen-0.5b": 576,
+    }
     assert {case.streams for case in cases} == {1, 8, 32}
     assert all(case.rounds == 7 for case in cases if case.prompt == 512 and case.streams == 1)
 
