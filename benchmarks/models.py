@@ -178,7 +178,9 @@ def write_random(path: Path, shape: Shape, metadata: Mapping[str, Any]) -> None:
     more = range(shape.vocab - len(tokens))  # a larger vocabulary than the tokenizer's is filled up
     extended = {
         "tokenizer.ggml.tokens": [*tokens, *(f"<|{number}|>" for number in more)],
-        "tokenizer.ggml.token_type": [*map(int, metadata["tokenizer.ggml.token_type"]), *(1 for _ in more)],
+        "tokenizer.ggml.token_type": np.array(
+            [*metadata["tokenizer.ggml.token_type"], *(1 for _ in more)], np.int32
+        ),
     }
     named = {**metadata, **shape.metadata(), **extended, "general.name": path.stem}
     write_gguf(path, named, outlines, fetch)
