@@ -21,7 +21,8 @@ inline void pause() {
 
 }  // namespace
 
-Workers::Workers(int count) : count_(count < 1 ? 1 : count), state_(NONE) {
+Workers::Workers(int count) : count_(count < 1 ? 1 : count), shares_(count_) {
+  for (auto& share : shares_) share.state.store(NONE);
   for (int thread = 1; thread < count_; thread++) threads_.emplace_back([this, thread] { serve(thread); });
 }
 
@@ -49,22 +50,30 @@ void Workers::open(int thread) {
   over_ = items_ == 0;
   done_.store(0, std::memory_order_relaxed);
   const std::uint32_t epoch = stage_.load(std::memory_order_relaxed) + 1;
-  state_.store(std::uint64_t{epoch} << 32 | (NONE + static_cast<std::uint32_t>(items_)), std::memory_order_release);
+  for (int share = 0; share < count_; share++) {
+    const auto left = static_cast<std::uint32_t>(end(share) - (share == 0 ? 0 : end(share - 1)));
+    shares_[share].state.store(std::uint64_t{epoch} << 32 | (NONE + left), std::memory_order_release);
+  }
   stage_.store(epoch, std::memory_order_seq_cst);  // before asking who sleeps
   if (asleep_.load(std::memory_order_seq_cst) != 0) stage_.notify_all();
 }
 
-// Takes items while there are any; the number of the stage that has no more.
+// Takes items while there are any; the number of the stage that had no more.
 std::uint32_t Workers::work(int thread) {
   for (;;) {
+    const std::uint32_t epoch = stage_.load(std::memory_order_acquire);
     int mine = 0;
-    std::uint64_t taken;
-    while (static_cast<std::uint32_t>(taken = state_.fetch_sub(1, std::memory_order_acq_rel)) > NONE) {
-      // from the first to the last: what is fetched ahead is then what comes next
-      stages_->item(items_ - static_cast<int>(static_cast<std::uint32_t>(taken) - NONE), thread);
-      mine++;
+    for (int i = 0; i < count_; i++) {
+      const int share = (thread + i) % count_;
+      for (;;) {
+        const auto left = static_cast<std::uint32_t>(shares_[share].state.fetch_sub(1, std::memory_order_acq_rel));
+        if (left <= NONE) break;
+        // from the first to the last: what is fetched ahead is then what comes next
+        stages_->item(end(share) - static_cast<int>(left - NONE), thread);
+        mine++;
+      }
     }
-    if (mine == 0) return static_cast<std::uint32_t>(taken >> 32);
+    if (mine == 0) return epoch;
     // until it has reported, the stage cannot end: these are its own numbers
     const int items = items_;
     if (done_.fetch_add(mine, std::memory_order_acq_rel) + mine == items) open(thread);

@@ -36,6 +36,7 @@ class Workers {
  private:
   void open(int thread);
   std::uint32_t work(int thread);
+  int end(int share) const { return static_cast<int>(std::int64_t{items_} * (share + 1) / count_); }
   void wait(std::uint32_t epoch);
   void serve(int thread);
 
@@ -44,11 +45,15 @@ class Workers {
   int items_ = 0;
   std::atomic<bool> over_{false};
   std::vector<std::thread> threads_;
-  // The number of the stage above 32 bits; below, how many items are left to take, from NONE up. One
-  // word, so that no thread takes an item of a stage that it has not seen.
-  alignas(64) std::atomic<std::uint64_t> state_{0};
+  // A thread begins with a run of items of its own, so that it reads memory in order, and then helps the
+  // others with theirs. Above 32 bits the number of the stage; below, how many items are left to take, from
+  // NONE up. One word, so that no thread takes an item of a stage that it has not seen.
+  struct alignas(64) Share {
+    std::atomic<std::uint64_t> state;
+  };
+  std::vector<Share> shares_;
   alignas(64) std::atomic<int> done_{0};
-  alignas(64) std::atomic<std::uint32_t> stage_{0};  // the same number, to sleep on
+  alignas(64) std::atomic<std::uint32_t> stage_{0};  // the number of the stage, to sleep on
   alignas(64) std::atomic<int> asleep_{0};
   std::atomic<bool> ending_{false};
 };

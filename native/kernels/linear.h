@@ -220,14 +220,16 @@ inline void read_codes(const float* x, int columns, u8* to, int tile, int place)
 inline void read(Reading reading, const float* x, int columns, int padded, u8* to, int tile, int place) {
   if (reading == Reading::Codes) return read_codes(x, columns, to, tile, place);
   alignas(64) u16 rounded[LANES];
+  const std::size_t stride = std::size_t(tile) * 4;
+  to += place * 4;
   for (int c = 0; c < padded; c += LANES) {
     const int count = padded - c < LANES ? padded - c : LANES;
     const int there = columns - c < LANES ? columns - c : LANES;
     if (reading == Reading::Pairs) {
-      store_bf16(rounded, load(x + c, there));
-      for (int i = 0; i < count; i += 2) std::memcpy(to + (std::size_t(c + i) / 2 * tile + place) * 4, rounded + i, 4);
+      store_bf16(rounded, there == LANES ? load(x + c) : load(x + c, there));
+      for (int i = 0; i < count; i += 2, to += stride) std::memcpy(to, rounded + i, 4);
     } else {
-      for (int i = 0; i < count; i++) std::memcpy(to + (std::size_t(c + i) * tile + place) * 4, x + c + i, 4);
+      for (int i = 0; i < count; i++, to += stride) std::memcpy(to, x + c + i, 4);
     }
   }
 }

@@ -157,18 +157,23 @@ inline void rotate(float* x, int pairs, bool interleaved, const float* cosine, c
   });
 }
 
+// N of 16 numbers into a row of out; whole vectors apart, as masked stores are slow.
+inline void put(const Finish& how, F y, float* at, int n) {
+  if (n == LANES) {
+    if (how.add) y = fma(y, set(how.scale), load(at));
+    return store(at, y);
+  }
+  if (how.add) y = fma(y, set(how.scale), load(at, n));
+  store(at, y, n);
+}
+
 inline void finish(const Finish& how, const float* products, int count, float* out, std::size_t stride, int wide) {
   for (int row = 0; row < count; row++, products += PANEL, out += stride) {
-    F y[2] = {load(products), load(products + LANES)};
-    if (how.bias != nullptr)
-      for (int b = 0; b < 2; b++) y[b] = add(y[b], load(how.bias + b * LANES));
-    if (how.gated) y[0] = gated(how.activation, y[0], y[1]);
-    for (int b = 0; b * LANES < wide; b++) {
-      const int n = wide - b * LANES < LANES ? wide - b * LANES : LANES;
-      float* at = out + b * LANES;
-      if (how.add) y[b] = fma(y[b], set(how.scale), load(at, n));
-      store(at, y[b], n);
-    }
+    F first = load(products), second = load(products + LANES);
+    if (how.bias != nullptr) first = add(first, load(how.bias)), second = add(second, load(how.bias + LANES));
+    if (how.gated) first = gated(how.activation, first, second);
+    put(how, first, out, wide < LANES ? wide : LANES);
+    if (wide > LANES) put(how, second, out + LANES, wide - LANES);
   }
 }
 

@@ -54,7 +54,7 @@ Value nested_value(Format format, const u8* b, int i) {
 
 // The `i`-th value of a block.
 Value value(Format format, const u8* b, int i) {
-  const double d = half(half_at(b)), m = half(half_at(b + 2));
+  const double d = half(half_at(b)), m = layout(format).scaling == Scaling::ScaleAndMinimum ? half(half_at(b + 2)) : 0;
   switch (format) {
     case Format::F32: {
       float x;

@@ -67,7 +67,7 @@ std::unique_ptr<Program> decoder(Format format) {
 // What the program says after each token of `sequences` equally long ones, `chunk` tokens in a step.
 std::vector<float> answers(const Kernels& kernels, Format format, Kept kept, int threads, int chunk, int sequences) {
   const auto program = decoder(format);
-  Cache cache({{0, KV_HEADS, HEAD, HEAD}, {0, KV_HEADS, HEAD, HEAD}}, kept);
+  Cache cache({{0, KV_HEADS, HEAD, HEAD}, {0, KV_HEADS, HEAD, HEAD}}, 1, kept);
   cache.reserve(0, BLOCKS * sequences);
   Workers workers(threads);
   std::vector<i32> blocks;

@@ -76,6 +76,8 @@ void check_workers(const Kernels&, Record& record) {
     run({}, 3, "no stage: threads, run");
     run({1}, 20, "one item: threads, run");
     run({1, 2, 1, 3, 1, 1, 2}, 50, "few items: threads, run");
+    // over before the others have noticed, and begun again
+    run({2}, 20000, "one after another: threads, run");
     run(std::vector<int>(300, 5), 5, "many stages: threads, run");
     run({20000, 1, 777}, 3, "many items: threads, run");
     for (int i = 0; i < 5; i++) {  // long enough for the threads to have gone to sleep

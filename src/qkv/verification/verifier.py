@@ -23,7 +23,7 @@ from qkv.checkpoints import ENCODERS, FORMATS, StoredTensor
 from qkv.errors import RequestError, UnsupportedError
 from qkv.families.sentence import MODULES
 from qkv.generation_config import Bounds
-from qkv.loading import Files, Loaded, Parameters, Progress, checked, opened
+from qkv.loading import Loaded, Parameters, Progress, checked, opened
 from qkv.loading.room import check_memory
 from qkv.runtime import Rows
 from qkv.runtime.assembly import FORMATS_KEPT
@@ -126,7 +126,7 @@ class _Verifier:
     ):
         self.loaded, self.text, self.threads, self.progress = loaded, text, threads, progress
         self.weights = Parameters(loaded.files, loaded.places)
-        kinds = _kinds(loaded.files)
+        kinds = _kinds(loaded)
         blocks = any(FORMATS[kind].block > 1 for kind in kinds)
         self.formats = formats or (() if blocks else DEFAULT_FORMATS)
         most = max(kinds, key=kinds.__getitem__, default="F32")
@@ -308,10 +308,10 @@ class _Verifier:
             )
 
 
-def _kinds(files: Files) -> dict[str, int]:
-    """The formats of matrices, and their bytes."""
+def _kinds(loaded: Loaded) -> dict[str, int]:
+    """The formats of the matrices that hold parameters, and their bytes."""
     found: dict[str, int] = {}
-    for tensor in files.tensors.values():
+    for tensor in (loaded.files.tensors[name] for name in loaded.places.theirs):
         if len(tensor.shape) > 1:
             found[tensor.format] = found.get(tensor.format, 0) + tensor.nbytes
     return found
