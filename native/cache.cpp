@@ -25,12 +25,14 @@ void Cache::reserve(int group, int count) {
 
 void Cache::clear(int group, int number) {
   for (int s = 0; s < static_cast<int>(slots_.size()); s++)
-    if (slots_[s].group == group) std::memset(block(s, number, 0), 0, slot_bytes(s));
+    for (int head = 0; slots_[s].group == group && head < slots_[s].kv_heads; head++)
+      std::memset(block(s, number, head), 0, shapes_[s].bytes());
 }
 
 void Cache::copy(int group, int from, int to) {
   for (int s = 0; s < static_cast<int>(slots_.size()); s++)
-    if (slots_[s].group == group) std::memcpy(block(s, to, 0), block(s, from, 0), slot_bytes(s));
+    for (int head = 0; slots_[s].group == group && head < slots_[s].kv_heads; head++)
+      std::memcpy(block(s, to, head), block(s, from, head), shapes_[s].bytes());
 }
 
 }  // namespace qkv

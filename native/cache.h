@@ -30,10 +30,11 @@ class Cache {
   // of all slots of a group, for one block
   std::size_t block_bytes(int group) const { return groups_[group].bytes; }
 
+  // The blocks of a head lie side by side: those of a text, which mostly follow each other, are read in order.
   u8* block(int slot, int number, int head) const {
     const auto& group = groups_[slots_[slot].group];
-    return group.segments[number / group.segment].as<u8>() + offsets_[slot] * group.segment +
-           std::size_t(number % group.segment) * slot_bytes(slot) + head * shapes_[slot].bytes();
+    const std::size_t place = std::size_t(head) * group.segment + number % group.segment;
+    return group.segments[number / group.segment].as<u8>() + offsets_[slot] * group.segment + place * shapes_[slot].bytes();
   }
 
  private:

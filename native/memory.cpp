@@ -19,7 +19,7 @@ Memory::Memory(std::size_t bytes) {
   // a small buffer on a huge page of its own would waste most of it
   const bool large = bytes >= HUGE_PAGE;
   const std::size_t unit = large ? HUGE_PAGE : PAGE;
-  const std::size_t rounded = (bytes + PAGE - 1) / PAGE * PAGE;
+  const std::size_t rounded = (bytes + unit - 1) / unit * unit;
   length_ = large ? rounded + HUGE_PAGE : rounded;
   mapped_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped_ == MAP_FAILED) {

@@ -35,21 +35,28 @@ Workers::~Workers() {
 
 void Workers::run(Stages& stages) {
   stages_ = &stages;
-  over_ = false;
   open(0);
   for (;;) {
     const auto epoch = work(0);
-    if (epoch == stage_.load(std::memory_order_acquire) && over_) return;
+    if (epoch == stage_.load(std::memory_order_acquire) && epoch == last_.load(std::memory_order_relaxed)) return;
     wait(epoch);
   }
 }
 
-// Opens the next stage; all items of the one before are done.
+// Opens the next stage; all items of the one before are done. To have opened it counts as one of its items:
+// others may have done the rest before it is told to those who sleep.
 void Workers::open(int thread) {
-  items_ = stages_->next(thread);
-  over_ = items_ == 0;
-  done_.store(0, std::memory_order_relaxed);
+  int items;
+  do {
+    items = items_ = stages_->next(thread);
+    done_.store(0, std::memory_order_relaxed);
+    tell();
+  } while (items != 0 && done_.fetch_add(1, std::memory_order_acq_rel) == items);
+}
+
+void Workers::tell() {
   const std::uint32_t epoch = stage_.load(std::memory_order_relaxed) + 1;
+  if (items_ == 0) last_.store(epoch, std::memory_order_relaxed);
   for (int share = 0; share < count_; share++) {
     const auto left = static_cast<std::uint32_t>(end(share) - (share == 0 ? 0 : end(share - 1)));
     shares_[share].state.store(std::uint64_t{epoch} << 32 | (NONE + left), std::memory_order_release);
@@ -76,7 +83,7 @@ std::uint32_t Workers::work(int thread) {
     if (mine == 0) return epoch;
     // until it has reported, the stage cannot end: these are its own numbers
     const int items = items_;
-    if (done_.fetch_add(mine, std::memory_order_acq_rel) + mine == items) open(thread);
+    if (done_.fetch_add(mine, std::memory_order_acq_rel) + mine == items + 1) open(thread);
   }
 }
 

@@ -35,6 +35,7 @@ class Workers {
 
  private:
   void open(int thread);
+  void tell();
   std::uint32_t work(int thread);
   int end(int share) const { return static_cast<int>(std::int64_t{items_} * (share + 1) / count_); }
   void wait(std::uint32_t epoch);
@@ -43,7 +44,9 @@ class Workers {
   const int count_;
   Stages* stages_ = nullptr;
   int items_ = 0;
-  std::atomic<bool> over_{false};
+  // The number of the stage that ends a run. A mere flag would be seen before that stage is open, and the
+  // next run begin while a thread still opens it.
+  std::atomic<std::uint32_t> last_{0};
   std::vector<std::thread> threads_;
   // A thread begins with a run of items of its own, so that it reads memory in order, and then helps the
   // others with theirs. Above 32 bits the number of the stage; below, how many items are left to take, from

@@ -5,6 +5,10 @@
 
 namespace qkv::QKV_ISA {
 
+// Sums stay in registers only where the loops over them are gone; the compiler does not see that by itself.
+#define QKV_UNROLL_ROWS _Pragma("GCC unroll 16")
+#define QKV_UNROLL_BLOCKS _Pragma("GCC unroll 4")
+
 constexpr int AHEAD = 2048;  // bytes asked for before they are needed, across the ends of pages
 
 inline void fetch(const u8* at, int bytes) {
@@ -67,13 +71,16 @@ struct Coded {
   template <int T>
   static void panel(const u8* at, const u8* rows, int groups, bool first, int block0, float* out) {
     F total[T][BLOCKS];
+    QKV_UNROLL_ROWS
     for (int t = 0; t < T; t++)
+      QKV_UNROLL_BLOCKS
       for (int b = 0; b < BLOCKS; b++) total[t][b] = set(0.0f);
     F d[BLOCKS] = {}, m[BLOCKS] = {};
     Records<T> x{rows};
     for (int g = 0; g < groups; g++, at += record, x.next()) {
       if constexpr (nested) {
         if (g % 8 == 0) {
+          QKV_UNROLL_BLOCKS
           for (int b = 0; b < BLOCKS; b++) {
             d[b] = halves_at(at, block0 + b);
             if constexpr (minimum) m[b] = halves_at(at + 64, block0 + b);
@@ -85,37 +92,48 @@ struct Coded {
       const u8* scales = at + code_bytes;
       for (int run = 0; run < halves; run++) {
         I products[T][BLOCKS];
+        QKV_UNROLL_ROWS
         for (int t = 0; t < T; t++) {
           I start = set(i32{0});
           if constexpr (zero != 0) {
             const i32 sum = halves == 1 ? x.sum(t) : run == 0 ? x.first_sum(t) : x.sum(t) - x.first_sum(t);
             start = set(-zero * sum);
           }
+          QKV_UNROLL_BLOCKS
           for (int b = 0; b < BLOCKS; b++) products[t][b] = start;
         }
 #pragma GCC unroll 8
         for (int s = run * 8 / halves; s < (run + 1) * 8 / halves; s++) {
           B w[BLOCKS];
+          QKV_UNROLL_BLOCKS
           for (int b = 0; b < BLOCKS; b++) w[b] = codes<BITS>(at, s, block0 + b);
+          QKV_UNROLL_ROWS
           for (int t = 0; t < T; t++) {
             const i32 word = x.word(t, s);
+            QKV_UNROLL_BLOCKS
             for (int b = 0; b < BLOCKS; b++) products[t][b] = dot4<BITS>(products[t][b], w[b], word);
           }
         }
+        QKV_UNROLL_BLOCKS
         for (int b = 0; b < BLOCKS; b++) {
           const F by = scale(scales, run, block0 + b, d[b]);
+          QKV_UNROLL_ROWS
           for (int t = 0; t < T; t++)
             total[t][b] = fma(to_float(products[t][b]), mul(by, set(x.scale(t))), total[t][b]);
         }
       }
       if constexpr (minimum) {
+        QKV_UNROLL_BLOCKS
         for (int b = 0; b < BLOCKS; b++) {
           const F low = least(scales, block0 + b, m[b]);
+          QKV_UNROLL_ROWS
           for (int t = 0; t < T; t++) total[t][b] = fma(low, set(x.weighted(t)), total[t][b]);
         }
       }
     }
+    QKV_UNROLL_ROWS
     for (int t = 0; t < T; t++)
+      QKV_UNROLL_BLOCKS
       for (int b = 0; b < BLOCKS; b++) store(out + t * PANEL + (block0 + b) * LANES, total[t][b]);
   }
 };
@@ -124,17 +142,23 @@ struct Bf16 {
   template <int T>
   static void panel(const u8* at, const u8* rows, int columns, bool first, int block0, float* out) {
     F total[T][BLOCKS];
+    QKV_UNROLL_ROWS
     for (int t = 0; t < T; t++)
+      QKV_UNROLL_BLOCKS
       for (int b = 0; b < BLOCKS; b++) total[t][b] = set(0.0f);
     for (int c = 0; c < columns; c += 2, at += 128, rows += T * 4) {
       if (first) fetch(at, 128);
+      QKV_UNROLL_ROWS
       for (int t = 0; t < T; t++) {
         const i32 pair = word_at(rows + t * 4);
+        QKV_UNROLL_BLOCKS
         for (int b = 0; b < BLOCKS; b++)
           total[t][b] = dot2(total[t][b], reinterpret_cast<const u16*>(at) + (block0 + b) * PANEL, pair);
       }
     }
+    QKV_UNROLL_ROWS
     for (int t = 0; t < T; t++)
+      QKV_UNROLL_BLOCKS
       for (int b = 0; b < BLOCKS; b++) store(out + t * PANEL + (block0 + b) * LANES, total[t][b]);
   }
 };
@@ -145,22 +169,29 @@ struct Plain {
   static void panel(const u8* at, const u8* rows, int columns, bool first, int block0, float* out) {
     constexpr int bytes = HALF ? 64 : 128;
     F total[T][BLOCKS];
+    QKV_UNROLL_ROWS
     for (int t = 0; t < T; t++)
+      QKV_UNROLL_BLOCKS
       for (int b = 0; b < BLOCKS; b++) total[t][b] = set(0.0f);
     for (int c = 0; c < columns; c++, at += bytes, rows += T * 4) {
       if (first) fetch(at, bytes);
       F w[BLOCKS];
+      QKV_UNROLL_BLOCKS
       for (int b = 0; b < BLOCKS; b++) {
         if constexpr (HALF) w[b] = halves(at + (block0 + b) * LANES * 2);
         else w[b] = load(reinterpret_cast<const float*>(at) + (block0 + b) * LANES);
       }
+      QKV_UNROLL_ROWS
       for (int t = 0; t < T; t++) {
         float x;
         std::memcpy(&x, rows + t * 4, 4);
+        QKV_UNROLL_BLOCKS
         for (int b = 0; b < BLOCKS; b++) total[t][b] = fma(w[b], set(x), total[t][b]);
       }
     }
+    QKV_UNROLL_ROWS
     for (int t = 0; t < T; t++)
+      QKV_UNROLL_BLOCKS
       for (int b = 0; b < BLOCKS; b++) store(out + t * PANEL + (block0 + b) * LANES, total[t][b]);
   }
 };
@@ -235,3 +266,6 @@ inline void read(Reading reading, const float* x, int columns, int padded, u8* t
 }
 
 }  // namespace qkv::QKV_ISA
+
+#undef QKV_UNROLL_ROWS
+#undef QKV_UNROLL_BLOCKS
