@@ -6,7 +6,6 @@ namespace qkv {
 
 namespace {
 constexpr int MOST_APART = 1024;  // splits that are held apart at once
-constexpr int FETCHED = 4;        // queries of a tile, up to which reading is what takes the time
 }
 
 // Tokens that a row's query sees: from, and before to.
@@ -77,29 +76,15 @@ void Attend::load(Step& step, const Tile& tile, int kv_head, Queries& q) const {
   }
 }
 
-// Asks for a split's keys and values, to be near when it is their turn: they lie in pieces too short for
-// the processor to see a stream in them.
-void Attend::fetch(const Step& step, const Tile& tile, int kv_head, int number) const {
-  if (tile.count > FETCHED) return;
-  const std::size_t bytes = step.cache.shape(a_.slot).bytes();
-  const i32* table = step.tables[step.cache.slot(a_.slot).group].of(tile.sequence);
-  for (int b = 0; b < SPLIT_BLOCKS; b++) {
-    const int start = number * SPLIT + b * BLOCK_TOKENS;
-    if (start >= tile.to || start + BLOCK_TOKENS <= tile.from) continue;
-    const u8* block = step.cache.block(a_.slot, table[start / BLOCK_TOKENS], kv_head);
-    for (std::size_t i = 0; i < bytes; i += ROUND_LINE) __builtin_prefetch(block + i, 0, 2);
-  }
-}
-
 void Attend::split(Step& step, const Tile& tile, int kv_head, int number, const Queries& q, Partial out) const {
   const auto& shape = step.cache.shape(a_.slot);
   const i32* table = step.tables[step.cache.slot(a_.slot).group].of(tile.sequence);
-  const u8* blocks[SPLIT_BLOCKS];
+  Block blocks[SPLIT_BLOCKS];
   const int first = number * SPLIT;
   for (int b = 0; b < SPLIT_BLOCKS; b++) {
     const int start = first + b * BLOCK_TOKENS;
     const bool any = start < tile.to && start + BLOCK_TOKENS > tile.from;
-    blocks[b] = any ? step.cache.block(a_.slot, table[start / BLOCK_TOKENS], kv_head) : nullptr;
+    if (any) blocks[b] = step.cache.block(a_.slot, table[start / BLOCK_TOKENS], kv_head);
   }
   step.kernels.attend(shape, q, blocks, first, SPLIT_BLOCKS, out);
 }
@@ -127,11 +112,6 @@ void Attend::item(Step& step, int number, Scratch& scratch) {
   if (apart_) {
     const int kv_head = number % a_.kv_heads, place = number / a_.kv_heads;
     const Tile& tile = tiles_[items_[place]];
-    const int next = (number + 1) / a_.kv_heads;
-    if (next < static_cast<int>(items_.size())) {
-      const Tile& following = tiles_[items_[next]];
-      fetch(step, following, (number + 1) % a_.kv_heads, following.split + next - following.partial);
-    }
     load(step, tile, kv_head, scratch.queries);
     split(step, tile, kv_head, tile.split + place - tile.partial, scratch.queries,
           partial(step.partials.as<float>() + number * size));
@@ -144,8 +124,6 @@ void Attend::item(Step& step, int number, Scratch& scratch) {
   load(step, tile, kv_head, scratch.queries);
   std::fill(so_far.total, so_far.total + tile.count, 0.0f);
   for (int s = tile.split; s < tile.end; s++) {
-    if (s + 1 < tile.end) fetch(step, tile, kv_head, s + 1);
-    else if (kv_head + 1 < a_.kv_heads) fetch(step, tile, kv_head + 1, tile.split);
     split(step, tile, kv_head, s, scratch.queries, later);
     for (int i = 0; i < tile.count; i++)
       step.kernels.merge(so_far.top[i], so_far.total[i], so_far.mixed + i * value_dim, later.top[i], later.total[i],

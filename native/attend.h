@@ -41,7 +41,6 @@ class Attend final : public Phase {
   void plan(Step&);
   void seen(const Step&, int row, int& from, int& to) const;
   void load(Step&, const Tile&, int kv_head, Queries&) const;
-  void fetch(const Step&, const Tile&, int kv_head, int number) const;
   void split(Step&, const Tile&, int kv_head, int number, const Queries&, Partial) const;
   void finish(Step&, const Tile&, int kv_head, Partial) const;
   int group() const { return a_.heads / a_.kv_heads; }

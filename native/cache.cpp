@@ -25,14 +25,20 @@ void Cache::reserve(int group, int count) {
 
 void Cache::clear(int group, int number) {
   for (int s = 0; s < static_cast<int>(slots_.size()); s++)
-    for (int head = 0; slots_[s].group == group && head < slots_[s].kv_heads; head++)
-      std::memset(block(s, number, head), 0, shapes_[s].bytes());
+    for (int head = 0; slots_[s].group == group && head < slots_[s].kv_heads; head++) {
+      const Block cleared = block(s, number, head);
+      std::memset(cleared.key, 0, shapes_[s].key_bytes());
+      std::memset(cleared.value, 0, shapes_[s].value_bytes());
+    }
 }
 
 void Cache::copy(int group, int from, int to) {
   for (int s = 0; s < static_cast<int>(slots_.size()); s++)
-    for (int head = 0; slots_[s].group == group && head < slots_[s].kv_heads; head++)
-      std::memcpy(block(s, to, head), block(s, from, head), shapes_[s].bytes());
+    for (int head = 0; slots_[s].group == group && head < slots_[s].kv_heads; head++) {
+      const Block source = block(s, from, head), copied = block(s, to, head);
+      std::memcpy(copied.key, source.key, shapes_[s].key_bytes());
+      std::memcpy(copied.value, source.value, shapes_[s].value_bytes());
+    }
 }
 
 }  // namespace qkv

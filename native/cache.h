@@ -30,11 +30,15 @@ class Cache {
   // of all slots of a group, for one block
   std::size_t block_bytes(int group) const { return groups_[group].bytes; }
 
-  // The blocks of a head lie side by side: those of a text, which mostly follow each other, are read in order.
-  u8* block(int slot, int number, int head) const {
+  // Keys of a head lie block by block, and so do its values: a text's blocks, which mostly follow each other,
+  // are read in order.
+  Block block(int slot, int number, int head) const {
     const auto& group = groups_[slots_[slot].group];
+    const auto& shape = shapes_[slot];
     const std::size_t place = std::size_t(head) * group.segment + number % group.segment;
-    return group.segments[number / group.segment].as<u8>() + offsets_[slot] * group.segment + place * shapes_[slot].bytes();
+    u8* start = group.segments[number / group.segment].as<u8>() + offsets_[slot] * group.segment;
+    u8* values = start + std::size_t(slots_[slot].kv_heads) * group.segment * shape.key_bytes();
+    return {start + place * shape.key_bytes(), values + place * shape.value_bytes()};
   }
 
  private:

@@ -63,6 +63,12 @@ struct BlockShape {
   }
 };
 
+// Where they lie: keys of one block after another, and values apart from them, so that each is read as a stream.
+struct Block {
+  u8* key = nullptr;
+  u8* value = nullptr;
+};
+
 constexpr int MOST_QUERIES = 8;
 constexpr int MOST_DIMENSIONS = 512;  // of a head
 
@@ -106,10 +112,10 @@ struct Kernels {
   void (*cap)(float* out, float cap, int n);
   void (*clamp)(float* out, float bound, int n);
 
-  void (*keep)(const BlockShape&, const float* key, int key_dim, const float* value, int value_dim, u8* block, int place);
+  void (*keep)(const BlockShape&, const float* key, int key_dim, const float* value, int value_dim, Block block, int place);
   void (*pack)(const BlockShape&, Queries&, int place, const float* query, int key_dim, float scale);
-  // blocks[0] holds token `first`; null blocks are seen by no query
-  void (*attend)(const BlockShape&, const Queries&, const u8* const* blocks, int first, int count, Partial);
+  // blocks[0] holds token `first`; those without keys are seen by no query
+  void (*attend)(const BlockShape&, const Queries&, const Block* blocks, int first, int count, Partial);
   // later is taken into so far, both of one query
   void (*merge)(float& top, float& total, float* mixed, float later_top, float later_total, const float* later, int n);
 };

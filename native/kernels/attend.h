@@ -30,7 +30,7 @@ struct HeldF32 {
   static void weigh(float* to, F p, const BlockShape&, const u8*) { store(to, p); }
   template <int R, int N>
   static void mix(const BlockShape& shape, const u8* block, const float* weights, int column, F (&mixed)[R][N]) {
-    const float* value = reinterpret_cast<const float*>(block + shape.key_bytes()) + column;
+    const float* value = reinterpret_cast<const float*>(block) + column;
     for (int t = 0; t < BLOCK_TOKENS; t++, value += shape.value_dim)
       for (int n = 0; n < N; n++) {
         const F v = load(value + n * LANES);
@@ -58,7 +58,7 @@ struct HeldBf16 {
   static void weigh(u16* to, F p, const BlockShape&, const u8*) { store_bf16(to, p); }
   template <int R, int N>
   static void mix(const BlockShape& shape, const u8* block, const u16* weights, int column, F (&mixed)[R][N]) {
-    const u16* value = reinterpret_cast<const u16*>(block + shape.key_bytes()) + 2 * column;
+    const u16* value = reinterpret_cast<const u16*>(block) + 2 * column;
     for (int t = 0; t < BLOCK_TOKENS; t += 2, value += 2 * shape.value_dim)
       for (int r = 0; r < R; r++) {
         const i32 pair = word_at(weights + r * SPLIT + t);
@@ -83,13 +83,13 @@ struct HeldI8 {
   }
   using Weight = float;
   static void weigh(float* to, F p, const BlockShape& shape, const u8* block) {
-    const u8* scales = block + shape.key_bytes() + std::size_t(shape.value_dim) * BLOCK_TOKENS;
+    const u8* scales = block + std::size_t(shape.value_dim) * BLOCK_TOKENS;
     // what is hidden has no weight, also where its scale is no number
     store(to, where_positive(p, mul(p, load(reinterpret_cast<const float*>(scales))), p));
   }
   template <int R, int N>
   static void mix(const BlockShape& shape, const u8* block, const float* weights, int column, F (&mixed)[R][N]) {
-    const i8* value = reinterpret_cast<const i8*>(block + shape.key_bytes()) + column;
+    const i8* value = reinterpret_cast<const i8*>(block) + column;
     for (int t = 0; t < BLOCK_TOKENS; t++, value += shape.value_dim)
       for (int n = 0; n < N; n++) {
         const F v = bytes(value + n * LANES);
@@ -110,33 +110,22 @@ inline F adjusted(const Queries& q, int r, F score, int first) {
   return add(score, load(added));
 }
 
-constexpr int FETCHED = 4;  // queries of a tile, up to which reading is what takes the time
-
-inline void near(const u8* at, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes; i += ROUND_LINE) prefetch(at + i);
-}
-
 template <class Held, int R>
-void attend_tile(const BlockShape& shape, const Queries& q, const u8* const* blocks, int first, int count, Partial out) {
+void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks, int first, int count, Partial out) {
   using Weight = typename Held::Weight;
   alignas(64) float scores[R * SPLIT];
   alignas(64) Weight weights[R * SPLIT];
   for (int b = 0; b < count; b++) {
-    if (blocks[b] == nullptr) continue;
-    if constexpr (R <= FETCHED) {
-      // the next block's keys and this one's values: few queries wait for memory
-      if (b + 1 < count && blocks[b + 1] != nullptr) near(blocks[b + 1], shape.key_bytes());
-      near(blocks[b] + shape.key_bytes(), shape.value_bytes());
-    }
+    if (blocks[b].key == nullptr) continue;
     F found[R];
-    Held::template scores<R>(shape, q, blocks[b], found);
+    Held::template scores<R>(shape, q, blocks[b].key, found);
     for (int r = 0; r < R; r++)
       store(scores + r * SPLIT + b * LANES, adjusted(q, r, found[r], first + b * LANES));
   }
   for (int r = 0; r < R; r++) {
     F top = set(NEVER), total = set(0.0f);
     for (int b = 0; b < count; b++) {
-      if (blocks[b] == nullptr) continue;
+      if (blocks[b].key == nullptr) continue;
       const int from = q.from[r] - first - b * LANES, to = q.to[r] - first - b * LANES;
       F s = within(load(scores + r * SPLIT + b * LANES), from < 0 ? 0 : from > LANES ? LANES : from,
                    to < 0 ? 0 : to > LANES ? LANES : to, NEVER);
@@ -145,12 +134,12 @@ void attend_tile(const BlockShape& shape, const Queries& q, const u8* const* blo
     }
     const float most = largest(top);
     for (int b = 0; b < count; b++) {
-      if (blocks[b] == nullptr) continue;
+      if (blocks[b].key == nullptr) continue;
       const F s = load(scores + r * SPLIT + b * LANES);
       // e^(never) is no exact zero: what is not seen has no weight at all
       const F p = where_positive(sub(s, set(-3.0e38f)), exponential(sub(s, set(most))), set(0.0f));
       total = add(total, p);
-      Held::weigh(weights + r * SPLIT + b * LANES, p, shape, blocks[b]);
+      Held::weigh(weights + r * SPLIT + b * LANES, p, shape, blocks[b].value);
     }
     out.top[r] = most;
     out.total[r] = sum(total);
@@ -162,7 +151,7 @@ void attend_tile(const BlockShape& shape, const Queries& q, const u8* const* blo
     for (int r = 0; r < R; r++)
       for (int n = 0; n < N; n++) mixed[r][n] = set(0.0f);
     for (int b = 0; b < count; b++)
-      if (blocks[b] != nullptr) Held::template mix<R, N>(shape, blocks[b], weights + b * LANES, column, mixed);
+      if (blocks[b].key != nullptr) Held::template mix<R, N>(shape, blocks[b].value, weights + b * LANES, column, mixed);
     for (int r = 0; r < R; r++)
       for (int n = 0; n < N; n++) store(out.mixed + r * shape.value_dim + column + n * LANES, mixed[r][n]);
     column += N * LANES;
@@ -172,14 +161,14 @@ void attend_tile(const BlockShape& shape, const Queries& q, const u8* const* blo
 }
 
 template <class Held, int MOST>
-void attend_held(const BlockShape& shape, const Queries& q, const u8* const* blocks, int first, int count, Partial out) {
+void attend_held(const BlockShape& shape, const Queries& q, const Block* blocks, int first, int count, Partial out) {
   if constexpr (MOST > 1) {
     if (q.count < MOST) return attend_held<Held, MOST - 1>(shape, q, blocks, first, count, out);
   }
   attend_tile<Held, MOST>(shape, q, blocks, first, count, out);
 }
 
-inline void attend(const BlockShape& shape, const Queries& q, const u8* const* blocks, int first, int count, Partial out) {
+inline void attend(const BlockShape& shape, const Queries& q, const Block* blocks, int first, int count, Partial out) {
   switch (shape.kept) {
     case Kept::F32: return attend_held<HeldF32, QUERY_TILE>(shape, q, blocks, first, count, out);
     case Kept::BF16: return attend_held<HeldBf16, QUERY_TILE>(shape, q, blocks, first, count, out);
@@ -218,7 +207,7 @@ inline i8 as_byte(float x, float inverse) {
 }
 
 // A token's key and value of one head into its place in a block. Dimensions past the last are zeros.
-inline void keep(const BlockShape& shape, const float* key, int key_dim, const float* value, int value_dim, u8* block, int place) {
+inline void keep(const BlockShape& shape, const float* key, int key_dim, const float* value, int value_dim, Block to, int place) {
   float sound = 0;
   for (int d = 0; d < value_dim; d++) sound += value[d] * 0;
   if (sound != 0) {
@@ -226,9 +215,9 @@ inline void keep(const BlockShape& shape, const float* key, int key_dim, const f
     // instead, which only those meet who see it
     float none[MOST_DIMENSIONS], nothing[MOST_DIMENSIONS];
     for (int d = 0; d < MOST_DIMENSIONS; d++) none[d] = NAN, nothing[d] = 0;
-    return keep(shape, none, key_dim, nothing, value_dim, block, place);
+    return keep(shape, none, key_dim, nothing, value_dim, to, place);
   }
-  u8* values = block + shape.key_bytes();
+  u8 *block = to.key, *values = to.value;
   if (shape.kept == Kept::F32) {
     for (int d = 0; d < key_dim; d++) std::memcpy(block + (d * LANES + place) * 4, key + d, 4);
     std::memcpy(values + std::size_t(place) * shape.value_dim * 4, value, value_dim * 4);

@@ -28,6 +28,9 @@ double key_in(const BlockShape& s, const u8* block, int token, int d) {
   return scale * (block[(d / 4 * 16 + token) * 4 + d % 4] - 128);
 }
 
+// A block whose values follow its keys.
+Block whole(const BlockShape& s, std::vector<u8>& bytes) { return {bytes.data(), bytes.data() + s.key_bytes()}; }
+
 double value_in(const BlockShape& s, const u8* block, int token, int d) {
   const u8* values = block + s.key_bytes();
   if (s.kept == Kept::F32) return float_at(values + (token * s.value_dim + d) * 4);
@@ -58,7 +61,7 @@ struct Scene {
   BlockShape shape;
   int key_dim, value_dim, tokens;
   std::vector<std::vector<u8>> blocks;
-  std::vector<const u8*> places;
+  std::vector<Block> places;
   std::unique_ptr<Queries> q = std::make_unique<Queries>();
   std::vector<float> bias;
 
@@ -67,8 +70,8 @@ struct Scene {
         blocks(round_up(tokens, SPLIT) / 16, std::vector<u8>(shape.bytes())) {
     for (int t = 0; t < tokens; t++)
       kernels.keep(shape, numbers.vector(key_dim, 2).data(), key_dim, numbers.vector(value_dim).data(), value_dim,
-                   blocks[t / 16].data(), t % 16);
-    for (auto& block : blocks) places.push_back(block.data());
+                   whole(shape, blocks[t / 16]), t % 16);
+    for (auto& block : blocks) places.push_back(whole(shape, block));
   }
 
   // `count` queries; the i-th sees from 3 i on, up to and with its position.
@@ -91,7 +94,7 @@ struct Found {
 double score(const Scene& s, int place, int token) {
   const Queries& q = *s.q;
   double x = 0;
-  for (int d = 0; d < s.shape.key_dim; d++) x += query_in(s.shape, q, place, d) * key_in(s.shape, s.places[token / 16], token % 16, d);
+  for (int d = 0; d < s.shape.key_dim; d++) x += query_in(s.shape, q, place, d) * key_in(s.shape, s.places[token / 16].key, token % 16, d);
   if (q.cap != 0) x = q.cap * std::tanh(x / q.cap);
   const int ahead = token - q.position[place];
   x -= q.slope[place] * std::abs(ahead);
@@ -108,7 +111,7 @@ Found softmax(const Scene& s, int place, int first, int end) {
     const double p = std::exp(score(s, place, t) - found.top);
     found.total += p;
     for (int d = 0; d < s.shape.value_dim; d++) {
-      const double v = value_in(s.shape, s.places[t / 16], t % 16, d);
+      const double v = value_in(s.shape, s.places[t / 16].key, t % 16, d);
       found.mixed[d] += p * v, found.sizes[d] += p * std::fabs(v);
     }
   }
@@ -147,12 +150,12 @@ void attend_all(const Kernels& kernels, Record& record, const Scene& s, const st
   for (const int each : {static_cast<int>(s.shape.kept), s.key_dim, s.value_dim, s.tokens, count}) about.append(" ").append(std::to_string(each));
   record.about(about);
   for (int split = 0; split < splits; split++) {
-    std::vector<const u8*> blocks(s.places.begin() + split * SPLIT_BLOCKS, s.places.begin() + (split + 1) * SPLIT_BLOCKS);
+    std::vector<Block> blocks(s.places.begin() + split * SPLIT_BLOCKS, s.places.begin() + (split + 1) * SPLIT_BLOCKS);
     for (int b = 0; b < SPLIT_BLOCKS; b++) {  // blocks that none of them sees are not given
       const int start = split * SPLIT + b * 16;
       bool any = false;
       for (int i = 0; i < count; i++) any |= s.q->from[i] < start + 16 && s.q->to[i] > start;
-      if (!any) blocks[b] = nullptr;
+      if (!any) blocks[b] = {};
     }
     Answer answer(count, value_dim);
     kernels.attend(s.shape, *s.q, blocks.data(), split * SPLIT, SPLIT_BLOCKS, answer.partial());
@@ -184,7 +187,7 @@ void scores_changed(const Kernels& kernels, Record& record, Scene& s, Numbers& n
 // A query, and a token that is in the same block as those before and after it.
 void ask_with(const Kernels& kernels, Scene& s, int token, const std::vector<float>& key, const std::vector<float>& value,
               const std::vector<float>& query, Answer& answer) {
-  kernels.keep(s.shape, key.data(), s.key_dim, value.data(), s.value_dim, s.blocks[token / 16].data(), token % 16);
+  kernels.keep(s.shape, key.data(), s.key_dim, value.data(), s.value_dim, whole(s.shape, s.blocks[token / 16]), token % 16);
   kernels.pack(s.shape, *s.q, 0, query.data(), s.key_dim, 0.3f);
   kernels.attend(s.shape, *s.q, s.places.data(), 0, SPLIT_BLOCKS, answer.partial());
 }
@@ -248,7 +251,7 @@ void check_cache(const Kernels& kernels, Record& record) {
         for (int t = 0; t < 16; t++) {
           keys.push_back(numbers.vector(key_dim, 3)), values.push_back(numbers.vector(value_dim, 3));
           if (t == 5) std::fill(keys[t].begin(), keys[t].end(), 0.0f);
-          kernels.keep(s, keys[t].data(), key_dim, values[t].data(), value_dim, block.data(), t);
+          kernels.keep(s, keys[t].data(), key_dim, values[t].data(), value_dim, whole(s, block), t);
         }
         for (int t = 0; t < 16; t++) {  // once all are there: none has disturbed another
           kept_row(record, kept, keys[t], 1, s.key_dim, "key: kept, dimension", [&](int d) { return key_in(s, block.data(), t, d); });
