@@ -33,7 +33,8 @@ class OpenVINO:
             tool = Path(sys.executable).with_name("optimum-cli")
             task = ["--task", "text-generation-with-past"]
             command = [tool, "export", "openvino", "-m", request.needed_folder(), *task, *options, folder]
-            subprocess.run([str(each) for each in command], check=True, stdout=sys.stderr)
+            if subprocess.run([str(each) for each in command], stdout=sys.stderr).returncode:
+                raise Refused("its own export of this model failed; its log says why")
 
     def load(self, request: Request) -> str:
         folder, _ = self._export(request)
