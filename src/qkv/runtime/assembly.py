@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from qkv.checkpoints import FORMATS, StoredTensor, release
+from qkv.checkpoints import StoredTensor, release
 from qkv.errors import CheckpointError, UnsupportedError
 from qkv.runtime import program as op
 from qkv.runtime.interpreter import bucket
 from qkv.spec.feed_forward import Activation, ClampedSwish
 
 # what the native runtime keeps as a file has it; values of other formats become F32
-FORMATS_KEPT = (*("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),)
+FORMATS_KEPT = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 Place = tuple[int, int, int]
 
 
@@ -82,12 +82,12 @@ def _rows(stored: StoredTensor, expert: int | None) -> tuple[str, int, np.ndarra
 
 
 class Assembly:
-    """Builds one native program. `slots` and `groups` number the cache as the caller has it."""
+    """Builds one native program. `slots` are those of the cache, in its order."""
 
     def __init__(
         self, native: ModuleType, program: op.Program, packed: Packed, slots: Sequence[str], set_: str
     ):
-        self.packed, self.source = packed, program
+        self.packed = packed
         self.slots = {name: number for number, name in enumerate(slots)}
         self.buffers = {name: number for number, name in enumerate(program.buffers)}
         widths = list(program.buffers.values())
@@ -273,4 +273,4 @@ def _how(activation: Activation) -> tuple[str, float, float, float]:
 def exact(weights: Mapping[str, StoredTensor], names: Sequence[str]) -> bool:
     """Whether every matrix holds fp32 numbers, so that nothing is rounded on the way."""
     matrices = (weights[name] for name in names if len(weights[name].shape) > 1)
-    return all(FORMATS[each.format].name not in FORMATS_KEPT or each.format == "F32" for each in matrices)
+    return all(each.format not in FORMATS_KEPT or each.format == "F32" for each in matrices)

@@ -29,7 +29,7 @@ class Blocks:
 
     def extend(self, sequence: int, start: int, end: int) -> None:
         """Makes room for a sequence's tokens from `start` to before `end`, in blocks of its own."""
-        self._reach(sequence, blocks(end))
+        self.reach(sequence, blocks(end))
         row = self.table[sequence]
         held = blocks(int(self.lengths[sequence]))
         for place in range(start // BLOCK, min(held, blocks(end))):
@@ -43,7 +43,7 @@ class Blocks:
         self.lengths[sequence] = max(end, int(self.lengths[sequence]))
 
     def fork(self, parent: int, child: int) -> None:
-        self._reach(max(parent, child), 0)
+        self.reach(max(parent, child), 0)
         count = blocks(int(self.lengths[parent]))
         self.table[child, :count] = self.table[parent, :count]
         self.lengths[child] = self.lengths[parent]
@@ -73,7 +73,7 @@ class Blocks:
         if not self.holders[block]:
             self.free.append(block)
 
-    def _reach(self, sequence: int, count: int) -> None:
+    def reach(self, sequence: int, count: int) -> None:
         """Makes the table large enough for a sequence and so many blocks of it."""
         rows, columns = self.table.shape
         if sequence >= rows or count > columns:

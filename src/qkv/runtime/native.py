@@ -126,7 +126,7 @@ class Native:
         for sequence, start, end in _runs(rows):
             self.groups[OWN].extend(sequence, start, end)
             for other in self.groups[CROSS:]:
-                other._reach(sequence, 0)
+                other.reach(sequence, 0)
         answers = np.empty((len(rows.wanted), self.columns), np.float32)
         self._run(self.main, given, answers)
         return answers[:, : self.width] if self.columns != self.width else answers
