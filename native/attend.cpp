@@ -48,6 +48,7 @@ void Attend::plan(Step& step) {
 }
 
 int Attend::begin(Step& step) {
+  run_++;
   plan(step);
   int splits = 0;
   for (const auto& tile : tiles_) splits += tile.end - tile.split;
@@ -62,7 +63,12 @@ int Attend::begin(Step& step) {
   return splits * a_.kv_heads;
 }
 
-void Attend::load(Step& step, const Tile& tile, int kv_head, Queries& q) const {
+void Attend::load(Step& step, const Tile& tile, int kv_head, Scratch& scratch) const {
+  // splits that follow each other mostly have the same queries
+  const Scratch::Loaded wanted{this, run_, static_cast<int>(&tile - tiles_.data()) * a_.kv_heads + kv_head};
+  if (scratch.loaded == wanted) return;
+  scratch.loaded = wanted;
+  Queries& q = scratch.queries;
   const auto& shape = step.cache.shape(a_.slot);
   const int key_dim = step.cache.slot(a_.slot).key_dim;
   q.count = tile.count, q.reach = a_.reach, q.cap = a_.cap;
@@ -76,17 +82,22 @@ void Attend::load(Step& step, const Tile& tile, int kv_head, Queries& q) const {
   }
 }
 
-void Attend::split(Step& step, const Tile& tile, int kv_head, int number, const Queries& q, Partial out) const {
-  const auto& shape = step.cache.shape(a_.slot);
-  const i32* table = step.tables[step.cache.slot(a_.slot).group].of(tile.sequence);
+void Attend::split(Step& step, const Place& at, const Queries& q, Partial out) const {
+  const i32* table = step.tables[step.cache.slot(a_.slot).group].of(at.tile->sequence);
   Block blocks[SPLIT_BLOCKS];
-  const int first = number * SPLIT;
   for (int b = 0; b < SPLIT_BLOCKS; b++) {
-    const int start = first + b * BLOCK_TOKENS;
-    const bool any = start < tile.to && start + BLOCK_TOKENS > tile.from;
-    if (any) blocks[b] = step.cache.block(a_.slot, table[start / BLOCK_TOKENS], kv_head);
+    const int start = at.split * SPLIT + b * BLOCK_TOKENS;
+    if (start < at.tile->to && start + BLOCK_TOKENS > at.tile->from)
+      blocks[b] = step.cache.block(a_.slot, table[start / BLOCK_TOKENS], at.kv_head);
   }
-  step.kernels.attend(shape, q, blocks, first, SPLIT_BLOCKS, out);
+  step.kernels.attend(step.cache.shape(a_.slot), q, blocks, at.split * SPLIT, out);
+}
+
+void Attend::merge(const Step& step, const Tile& tile, Partial so_far, Partial later) const {
+  const int value_dim = step.cache.shape(a_.slot).value_dim;
+  for (int i = 0; i < tile.count; i++)
+    step.kernels.merge(so_far.top[i], so_far.total[i], so_far.mixed + i * value_dim, later.top[i], later.total[i],
+                       later.mixed + i * value_dim, value_dim);
 }
 
 void Attend::finish(Step& step, const Tile& tile, int kv_head, Partial from) const {
@@ -106,50 +117,45 @@ void Attend::finish(Step& step, const Tile& tile, int kv_head, Partial from) con
   }
 }
 
+// Items that are splits go from head to head, and along each in order.
+Attend::Place Attend::place(int number) const {
+  const int splits = static_cast<int>(items_.size());
+  const Tile& tile = tiles_[items_[number % splits]];
+  return {&tile, number / splits, tile.split + number % splits - tile.partial};
+}
+
 void Attend::item(Step& step, int number, Scratch& scratch) {
-  const int value_dim = step.cache.shape(a_.slot).value_dim;
-  const std::size_t size = partial_size(value_dim);
+  const std::size_t size = partial_size(step.cache.shape(a_.slot).value_dim);
   if (apart_) {
-    const int kv_head = number % a_.kv_heads, place = number / a_.kv_heads;
-    const Tile& tile = tiles_[items_[place]];
-    load(step, tile, kv_head, scratch.queries);
-    split(step, tile, kv_head, tile.split + place - tile.partial, scratch.queries,
-          partial(step.partials.as<float>() + number * size));
-    return;
+    const Place at = place(number);
+    load(step, *at.tile, at.kv_head, scratch);
+    return split(step, at, scratch.queries, partial(step.partials.as<float>() + number * size));
   }
-  const int kv_head = number % a_.kv_heads;
   const Tile& tile = tiles_[number / a_.kv_heads];
   if (scratch.partial.size() < 2 * size) scratch.partial.resize(2 * size);
   Partial so_far = partial(scratch.partial.data()), later = partial(scratch.partial.data() + size);
-  load(step, tile, kv_head, scratch.queries);
+  Place at{&tile, number % a_.kv_heads, tile.split};
+  load(step, tile, at.kv_head, scratch);
   std::fill(so_far.total, so_far.total + tile.count, 0.0f);
-  for (int s = tile.split; s < tile.end; s++) {
-    split(step, tile, kv_head, s, scratch.queries, later);
-    for (int i = 0; i < tile.count; i++)
-      step.kernels.merge(so_far.top[i], so_far.total[i], so_far.mixed + i * value_dim, later.top[i], later.total[i],
-                         later.mixed + i * value_dim, value_dim);
+  for (; at.split < tile.end; at.split++) {
+    split(step, at, scratch.queries, later);
+    merge(step, tile, so_far, later);
   }
-  finish(step, tile, kv_head, so_far);
+  finish(step, tile, at.kv_head, so_far);
 }
 
 void AttendEnd::item(Step& step, int number, Scratch& scratch) {
-  auto& attend = attend_;
-  const int value_dim = step.cache.shape(attend.a_.slot).value_dim;
-  const std::size_t size = Attend::partial_size(value_dim);
-  const int kv_head = number % attend.a_.kv_heads;
-  const auto& tile = attend.tiles_[number / attend.a_.kv_heads];
+  const std::size_t size = Attend::partial_size(step.cache.shape(attend_.a_.slot).value_dim);
+  const int kv_head = number % attend_.a_.kv_heads;
+  const auto& tile = attend_.tiles_[number / attend_.a_.kv_heads];
   if (scratch.partial.size() < size) scratch.partial.resize(size);
   Partial so_far = Attend::partial(scratch.partial.data());
   std::fill(so_far.total, so_far.total + tile.count, 0.0f);
-  const int splits = tile.end - tile.split;
-  for (int s = 0; s < splits; s++) {
-    const std::size_t place = std::size_t(tile.partial + s) * attend.a_.kv_heads + kv_head;
-    const Partial later = Attend::partial(step.partials.as<float>() + place * size);
-    for (int i = 0; i < tile.count; i++)
-      step.kernels.merge(so_far.top[i], so_far.total[i], so_far.mixed + i * value_dim, later.top[i], later.total[i],
-                         later.mixed + i * value_dim, value_dim);
+  for (int s = 0; s < tile.end - tile.split; s++) {
+    const std::size_t place = kv_head * attend_.items_.size() + tile.partial + s;
+    attend_.merge(step, tile, so_far, Attend::partial(step.partials.as<float>() + place * size));
   }
-  attend.finish(step, tile, kv_head, so_far);
+  attend_.finish(step, tile, kv_head, so_far);
 }
 
 }  // namespace qkv

@@ -38,10 +38,16 @@ class Attend final : public Phase {
     int split, end;    // of the cache
     int partial;       // where its splits begin among those of all tiles
   };
+  struct Place {  // what is read at once
+    const Tile* tile = nullptr;
+    int kv_head = 0, split = 0;
+  };
   void plan(Step&);
   void seen(const Step&, int row, int& from, int& to) const;
-  void load(Step&, const Tile&, int kv_head, Queries&) const;
-  void split(Step&, const Tile&, int kv_head, int number, const Queries&, Partial) const;
+  void load(Step&, const Tile&, int kv_head, Scratch&) const;
+  void split(Step&, const Place&, const Queries&, Partial) const;
+  void merge(const Step&, const Tile&, Partial so_far, Partial later) const;
+  Place place(int number) const;
   void finish(Step&, const Tile&, int kv_head, Partial) const;
   int group() const { return a_.heads / a_.kv_heads; }
   static Partial partial(float* at) { return {at, at + MOST_QUERIES, at + 2 * MOST_QUERIES}; }
@@ -50,6 +56,7 @@ class Attend final : public Phase {
   Attention a_;
   std::vector<Tile> tiles_;
   std::vector<int> items_;  // the tile of each split
+  unsigned run_ = 0;        // how often it has begun
   bool apart_ = false;      // every split an item
 };
 

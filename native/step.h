@@ -68,6 +68,13 @@ inline int most_rows(const Kernels& kernels, Reading reading) {
 struct Scratch {
   alignas(64) float products[16 * PANEL];
   Queries queries;
+  // whose queries they are: of which phase, in which of its runs, which ones
+  struct Loaded {
+    const void* by = nullptr;
+    unsigned run = 0;
+    int unit = 0;
+    bool operator==(const Loaded&) const = default;
+  } loaded;
   std::vector<float> partial;
   Memory tile;
 };

@@ -111,11 +111,11 @@ inline F adjusted(const Queries& q, int r, F score, int first) {
 }
 
 template <class Held, int R>
-void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks, int first, int count, Partial out) {
+void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks, int first, Partial out) {
   using Weight = typename Held::Weight;
   alignas(64) float scores[R * SPLIT];
   alignas(64) Weight weights[R * SPLIT];
-  for (int b = 0; b < count; b++) {
+  for (int b = 0; b < SPLIT_BLOCKS; b++) {
     if (blocks[b].key == nullptr) continue;
     F found[R];
     Held::template scores<R>(shape, q, blocks[b].key, found);
@@ -124,7 +124,7 @@ void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks,
   }
   for (int r = 0; r < R; r++) {
     F top = set(NEVER), total = set(0.0f);
-    for (int b = 0; b < count; b++) {
+    for (int b = 0; b < SPLIT_BLOCKS; b++) {
       if (blocks[b].key == nullptr) continue;
       const int from = q.from[r] - first - b * LANES, to = q.to[r] - first - b * LANES;
       F s = within(load(scores + r * SPLIT + b * LANES), from < 0 ? 0 : from > LANES ? LANES : from,
@@ -133,7 +133,7 @@ void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks,
       top = max(top, s);
     }
     const float most = largest(top);
-    for (int b = 0; b < count; b++) {
+    for (int b = 0; b < SPLIT_BLOCKS; b++) {
       if (blocks[b].key == nullptr) continue;
       const F s = load(scores + r * SPLIT + b * LANES);
       // e^(never) is no exact zero: what is not seen has no weight at all
@@ -150,7 +150,7 @@ void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks,
     F mixed[R][N];
     for (int r = 0; r < R; r++)
       for (int n = 0; n < N; n++) mixed[r][n] = set(0.0f);
-    for (int b = 0; b < count; b++)
+    for (int b = 0; b < SPLIT_BLOCKS; b++)
       if (blocks[b].key != nullptr) Held::template mix<R, N>(shape, blocks[b].value, weights + b * LANES, column, mixed);
     for (int r = 0; r < R; r++)
       for (int n = 0; n < N; n++) store(out.mixed + r * shape.value_dim + column + n * LANES, mixed[r][n]);
@@ -161,18 +161,18 @@ void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks,
 }
 
 template <class Held, int MOST>
-void attend_held(const BlockShape& shape, const Queries& q, const Block* blocks, int first, int count, Partial out) {
+void attend_held(const BlockShape& shape, const Queries& q, const Block* blocks, int first, Partial out) {
   if constexpr (MOST > 1) {
-    if (q.count < MOST) return attend_held<Held, MOST - 1>(shape, q, blocks, first, count, out);
+    if (q.count < MOST) return attend_held<Held, MOST - 1>(shape, q, blocks, first, out);
   }
-  attend_tile<Held, MOST>(shape, q, blocks, first, count, out);
+  attend_tile<Held, MOST>(shape, q, blocks, first, out);
 }
 
-inline void attend(const BlockShape& shape, const Queries& q, const Block* blocks, int first, int count, Partial out) {
+inline void attend(const BlockShape& shape, const Queries& q, const Block* blocks, int first, Partial out) {
   switch (shape.kept) {
-    case Kept::F32: return attend_held<HeldF32, QUERY_TILE>(shape, q, blocks, first, count, out);
-    case Kept::BF16: return attend_held<HeldBf16, QUERY_TILE>(shape, q, blocks, first, count, out);
-    case Kept::I8: return attend_held<HeldI8, QUERY_TILE>(shape, q, blocks, first, count, out);
+    case Kept::F32: return attend_held<HeldF32, QUERY_TILE>(shape, q, blocks, first, out);
+    case Kept::BF16: return attend_held<HeldBf16, QUERY_TILE>(shape, q, blocks, first, out);
+    case Kept::I8: return attend_held<HeldI8, QUERY_TILE>(shape, q, blocks, first, out);
   }
 }
 
