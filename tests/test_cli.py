@@ -405,7 +405,7 @@ def test_a_wrong_request(run: Run, folder: Path, arguments: tuple[object, ...], 
 
 
 def test_more_cache_than_memory(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qkv.engine.runner.free_memory", lambda device: 0)
+    monkeypatch.setattr("qkv.engine.limits.free_memory", lambda device: 0)
     sentence(run("generate", "-m", folder, "x"), 1, "A cache of 256 tokens needs ", "and 0 MB is free")
 
 

@@ -76,7 +76,7 @@ def test_imports_go_downwards(file: Path) -> None:
         "qkv.loading",
         "qkv.conversion",
         "qkv.engine",
-        "qkv.engine.program_runner",
+        "qkv.engine.scheduler",
         "qkv.model",
         "qkv.verification",
         "qkv.cli",

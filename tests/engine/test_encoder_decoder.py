@@ -155,9 +155,12 @@ def test_a_start_that_is_missing_or_no_token_is_named(pair: Pair) -> None:
     )
 
 
-def test_the_source_counts_in_the_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two layers of keys and values of sixteen, fp32: 256 bytes for each token and each source row."""
-    monkeypatch.setattr("qkv.engine.runner.free_memory", lambda device: 3 * 256 * (8 + 5))
-    pair[0].generate(source(5), max_new_tokens=8, n=3)
+def test_the_source_counts_in_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of keys and values of sixteen, fp32: 256 bytes for each token and each source row.
+
+    Tokens come in blocks of 16 for each answer, the source once.
+    """
+    monkeypatch.setattr("qkv.engine.limits.free_memory", lambda device: 256 * (3 * 16 + 5))
+    bart()[0].generate(source(5), max_new_tokens=8, n=3)
     with pytest.raises(CapacityError, match="8 tokens in each of 3 rows"):
-        pair[0].generate(source(6), max_new_tokens=8, n=3)
+        bart()[0].generate(source(6), max_new_tokens=8, n=3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import qkv
-from qkv.engine import runner
+from qkv.engine import scheduler
 from qkv.model import Model
 from qkv.nn import Transformer
 from qkv.spec import (
@@ -41,21 +41,20 @@ def test_ends_are_those_of_the_configuration_and_of_the_tokenizer(tmp_path: Path
         assert (done.tokens, done.finish_reason) == ([word("AB"), end], "stop")
 
 
-def test_a_row_that_has_ended_is_fed_tokens_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case G8: its places are padding to its batch mate."""
+def test_a_row_that_has_ended_is_in_no_further_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case G8: and its batch mate stands where it stood."""
     model, fed = tiny(), []
     forward = Transformer.forward
 
     def watched(self: Transformer, tokens: torch.Tensor, **arguments: Any) -> torch.Tensor:
-        fed.append(arguments["layout"].positions)
+        fed.append(arguments["cache"].extend(arguments["layout"]).positions.tolist())
         return forward(self, tokens, **arguments)
 
     monkeypatch.setattr(Transformer, "forward", watched)
     with model.tap(says([END], [word("AB"), word("DE"), END])):
         first, second = model.generate([[1, 2, 3], [4, 5]], max_new_tokens=9)
     assert (first.tokens, second.tokens) == ([END], [word("AB"), word("DE"), END])
-    assert [positions[0].tolist() for positions in fed[1:]] == [[-1], [-1]]
-    assert all((positions[1] == 0).all() for positions in fed[1:])
+    assert fed == [[[0, 1, 2], [-1, 0, 1]], [[2]], [[3]]]
 
 
 def learned() -> Model:
@@ -88,6 +87,6 @@ def test_a_prompt_in_parts_is_turned_for_its_whole_length(monkeypatch: pytest.Mo
     model = tiny(described=described)
     prompt = list(range(20, 50))
     shares = model(torch.tensor([prompt]))[0, -1].double().log_softmax(-1)
-    monkeypatch.setattr(runner, "CHUNK", 7)
+    monkeypatch.setattr(scheduler, "CHUNK", 7)
     done = model.generate(prompt, max_new_tokens=1)
     assert done.logprobs == pytest.approx([float(shares.max())], abs=1e-5)

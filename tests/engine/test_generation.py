@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,10 +11,10 @@ import pytest
 import torch
 
 from qkv import engine
-from qkv.engine import Completion, Request, Sampling, generation, runner, torch_runner
+from qkv.engine import Completion, Request, Sampling, limits, scheduler
 from qkv.errors import CapacityError, QkvError, RequestError
 from qkv.model import Model
-from qkv.nn import ContiguousCache
+from qkv.runtime.blocks import Pool
 from tests.engine.tiny import CLOSE, END, VOCAB, byte, greedily, says, tiny, word
 
 PROMPT = [5, 80, 33]
@@ -43,17 +42,15 @@ def test_greedy_equals_the_loop_without_a_cache(model: Model, length: int) -> No
 
 
 @pytest.mark.parametrize("length", [511, 512, 513, 1025])
-def test_a_prompt_in_chunks_equals_one_pass(
-    model: Model, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt = random_prompt(length)
+def test_a_prompt_in_chunks_equals_one_pass(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = tiny(), random_prompt(length)
     passes: list[int] = []
     stream = model.stream(
         prompt, max_new_tokens=3, ignore_eos=True, progress=lambda at, all: passes.append(at)
     )
     list(stream)
     assert passes == [*range(512, length, 512), length]
-    monkeypatch.setattr(runner, "CHUNK", 2048)
+    monkeypatch.setattr(scheduler, "CHUNK", 2048)
     whole = model.generate(prompt, max_new_tokens=3, ignore_eos=True)
     assert stream.completion.tokens == whole.tokens == greedily(model, prompt, 3)[0]
     assert stream.completion.logprobs == pytest.approx(whole.logprobs, abs=1e-5)
@@ -80,7 +77,7 @@ def test_a_long_and_a_short_prompt_share_chunks(model: Model) -> None:
 def test_more_rows_than_tokens_a_pass(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [random_prompt(length) for length in (1, 5, 3, 2, 4)]
     alone = [model.generate(prompt, max_new_tokens=3).tokens for prompt in prompts]
-    monkeypatch.setattr(runner, "CHUNK", 4)
+    monkeypatch.setattr(scheduler, "CHUNK", 4)
     assert [done.tokens for done in model.generate(prompts, max_new_tokens=3)] == alone
 
 
@@ -125,27 +122,17 @@ def test_threads_may_share_a_model(model: Model) -> None:
     assert together == [model.generate(prompt, max_new_tokens=10).tokens for prompt in prompts]
 
 
-def test_the_cache_holds_one_less_than_prompt_and_answer(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """C7: 32 and 16 new ones need 47 places."""
-    made = watch_caches(monkeypatch)
-    done = model.generate(random_prompt(32), max_new_tokens=16, ignore_eos=True)
-    assert len(done.tokens) == 16
-    assert [(cache.capacity, cache.length) for cache in made] == [(47, 47)]
+def pools(model: Model) -> Sequence[Pool]:
+    return model.loaded.serving["torch"].machine.own
 
 
-def watch_caches(monkeypatch: pytest.MonkeyPatch) -> list[ContiguousCache]:
-    """The caches that generation makes from now on, as long as the list is kept."""
-    made: list[ContiguousCache] = []
-
-    class Watched(ContiguousCache):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            made.append(self)
-
-    monkeypatch.setattr(torch_runner, "ContiguousCache", Watched)
-    return made
+def test_the_cache_holds_one_less_than_prompt_and_answer() -> None:
+    """C7: 32 and 16 new ones need 47 places; and one more is one block more."""
+    for length, held in ((32, 3), (33, 3), (34, 4)):
+        model = tiny()
+        done = model.generate(random_prompt(length), max_new_tokens=16, ignore_eos=True)
+        assert len(done.tokens) == 16
+        assert [len(pool.holders) for pool in pools(model)] == [held]
 
 
 # Text
@@ -264,7 +251,7 @@ def test_an_end_of_any_file_stops(tokens: list[int], reason: str) -> None:
 
 def test_a_batch_mate_goes_on_after_an_end() -> None:
     model = tiny(eos=[7])
-    rows = ([4, 9, 7, 1, 1, 1], [4, 5, 6, 8, 9, 10])
+    rows = ([4, 9, 7], [4, 5, 6, 8, 9, 10])
     with model.tap(says(*rows)):
         ended, full = model.generate([PROMPT, PROMPT[:1]], max_new_tokens=6)
     assert (ended.tokens, ended.finish_reason) == ([4, 9, 7], "stop")
@@ -387,7 +374,7 @@ def test_a_cache_that_does_not_fit_is_refused_with_both_numbers(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two layers of two heads of six values, keys and values, fp32: 192 bytes a token."""
-    monkeypatch.setattr(runner, "free_memory", lambda device: 8_000_000_000)
+    monkeypatch.setattr(limits, "free_memory", lambda device: 8_000_000_000)
     with pytest.raises(CapacityError) as problem:
         model.stream([3, 4], max_new_tokens=50_000_000)
     assert str(problem.value) == (
@@ -395,17 +382,32 @@ def test_a_cache_that_does_not_fit_is_refused_with_both_numbers(
         "ask for fewer new tokens, or shorten the prompt."
     )
     with pytest.raises(CapacityError, match=r"50,000,001 tokens in each of 2 rows needs 19,200 MB"):
-        model.generate([[3, 4], [5]], max_new_tokens=50_000_000)
+        model.generate([3, 4], max_new_tokens=50_000_000, n=2, temperature=1.0)
     assert len(model.generate([3], max_new_tokens=2, ignore_eos=True).tokens) == 2
 
 
-def test_the_memory_counted_is_the_memory_taken(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, free = watch_caches(monkeypatch), 2 * 9 * 192  # as above: 192 bytes a token, in two rows of nine
-    monkeypatch.setattr(runner, "free_memory", lambda device: free)
-    model.generate([[3, 4], [5]], max_new_tokens=8, ignore_eos=True)
-    assert made[0].bytes == free
-    with pytest.raises(CapacityError):
-        model.generate([[3, 4], [5]], max_new_tokens=9)
+def test_the_memory_counted_is_the_memory_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of 16 tokens in each of three rows of one prompt, 192 bytes a token as above."""
+    monkeypatch.setattr(limits, "free_memory", lambda device: 3 * 16 * 192)
+    model = tiny()
+    model.generate([3, 4], max_new_tokens=15, n=3, temperature=1.0, ignore_eos=True)
+    (pool,) = pools(model)
+    assert len(pool.holders) == pool.limit == 3 and pool.bytes == 16 * 192
+    with pytest.raises(CapacityError, match="17 tokens in each of 3 rows"):
+        model.generate([3, 4], max_new_tokens=16, n=3, temperature=1.0, ignore_eos=True)
+
+
+def test_what_does_not_fit_at_once_comes_one_after_the_other(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [random_prompt(length, seed=length) for length in (20, 9, 31)]
+    whole = model.generate(prompts, max_new_tokens=30, ignore_eos=True)
+    monkeypatch.setattr(limits, "free_memory", lambda device: 4 * 16 * 192)
+    small = tiny()
+    for done, other in zip(small.generate(prompts, max_new_tokens=30, ignore_eos=True), whole, strict=True):
+        assert done.tokens == other.tokens and len(done.tokens) == 30
+    (pool,) = pools(small)
+    assert len(pool.holders) <= 4 and len(pool.free) + len(pool.cached) == len(pool.holders)
 
 
 def test_a_cache_that_no_machine_could_hold_is_refused(model: Model) -> None:
@@ -417,14 +419,14 @@ def test_a_cache_that_no_machine_could_hold_is_refused(model: Model) -> None:
 # Leaving early, failing, looking inside
 
 
-def test_closing_a_stream_leaves_nothing_behind(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    caches = watch_caches(monkeypatch)
+def test_closing_a_stream_leaves_nothing_behind() -> None:
+    model = tiny()
     stream = model.stream(PROMPT, max_new_tokens=100, ignore_eos=True)
     next(stream)
-    held = weakref.ref(caches.pop())
-    assert held() is not None
+    (pool,) = pools(model)
+    assert pool.holders == [1]
     stream.close()
-    assert held() is None
+    assert pool.holders == [0] and model.loaded.serving["torch"].idle
     assert list(stream) == [] and stream.completion.finish_reason is None
     assert 0 < len(stream.completion.tokens) < 100
 
@@ -476,7 +478,7 @@ def test_a_tap_sees_the_passes_of_its_block_only(model: Model) -> None:
 
 def test_time_the_reader_takes_is_no_part_of_the_speed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 10**6, 1))
-    monkeypatch.setattr(generation.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: next(now))
     stream = model.stream(PROMPT, max_new_tokens=3, ignore_eos=True)
     for _ in range(3):
         next(stream, None)

@@ -116,14 +116,19 @@ def model_of(
 
 
 def says(*rows: Sequence[int]) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """A tap that makes the model say these tokens, one a pass after a prompt of one pass."""
+    """A tap that makes the model say these tokens, one a pass after a prompt of one pass.
+
+    A row that has said its last is in no further pass.
+    """
     passed = iter(range(max(map(len, rows))))
 
     def logits(value: torch.Tensor) -> torch.Tensor:
         at = next(passed)
         chosen = torch.zeros_like(value)
-        for row, tokens in enumerate(rows):
-            chosen[row, -1, tokens[min(at, len(tokens) - 1)]] = 50.0
+        live = [tokens for tokens in rows if at < len(tokens)]
+        assert len(value) == len(live)
+        for row, tokens in enumerate(live):
+            chosen[row, -1, tokens[at]] = 50.0
         return chosen
 
     return {"logits": logits}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from qkv.runtime.blocks import BLOCK, Blocks, blocks
+from qkv.runtime.blocks import BLOCK, Pool, blocks
 from qkv.runtime.built import NAME
 from qkv.runtime.interpreter import Rows
 from qkv.runtime.lower import lower
@@ -36,11 +36,11 @@ class Memory:
 
 
 class Held:
-    """Sequences of numbers kept through `Blocks`, beside the plain lists they should be."""
+    """Sequences of numbers kept through `Pool`, beside the plain lists they should be."""
 
     def __init__(self) -> None:
         self.memory = Memory()
-        self.blocks = Blocks(self.memory, 0)
+        self.blocks = Pool(self.memory, 0)
         self.lists: dict[int, list[int]] = {}
         self.written = 0
 
@@ -92,10 +92,10 @@ def test_truncation_gives_whole_blocks_back_and_keeps_the_one_it_cuts() -> None:
     held = Held()
     held.append(0, 50)
     held.forget(0, 17)
-    assert held.blocks.free == [2, 3]
+    assert held.blocks.free == [3, 2]
     held.forget(0, 60)  # no longer than it is
     held.append(0, 20)
-    assert held.blocks.table[0, :3].tolist() == [0, 1, 3]
+    assert held.blocks.table[0, :3].tolist() == [0, 1, 2]
     held.forget(0, 0)
     held.check()
     assert sorted(held.blocks.free) == [0, 1, 2, 3]
@@ -146,7 +146,7 @@ def test_a_sequence_that_held_no_numbers_leaves_no_trace(cache_type: str) -> Non
     assert np.isnan(machine.step(Rows.of([3] * 60, sequence=1))).all()
     machine.forget(1)
     assert np.array_equal(machine.step(Rows.of(rows, sequence=2)), clean)
-    assert len(machine.groups[0].holders) == 4  # the blocks were the same
+    assert len(machine.own[0].holders) == 4  # the blocks were the same
 
 
 # bytes of a head's keys and values in a block of 16 tokens: dimensions in steps of 4 and of 16, and for
@@ -171,7 +171,7 @@ def test_only_what_is_read_of_a_source_stays() -> None:
     spec = ENCODER_DECODERS["encoder-decoder-pre-norm"]
     machine = Native(lower(spec), weights(spec), threads=1)
     machine.read(Rows.of(tokens(40, VOCAB), wanted=[]))
-    own, cross, source = machine.groups
+    own, cross, source = (*machine.own, *machine.beside)
     assert (len(cross.holders), len(cross.free)) == (3, 0) and len(source.free) == len(source.holders) == 3
     machine.step(Rows.of(tokens(17, VOCAB)))
     machine.fork(0, 5)
@@ -179,7 +179,7 @@ def test_only_what_is_read_of_a_source_stays() -> None:
     machine.forget(0, 16)
     assert own.holders == [2, 1] and cross.holders == [2, 2, 2]
     machine.forget(0), machine.forget(5)
-    for group in machine.groups:
+    for group in (*machine.own, *machine.beside):
         assert len(group.free) == len(group.holders)
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
-from threading import Thread
 
-import numpy as np
 import pytest
 import torch
 
 from qkv.checkpoints import StoredTensor
 from qkv.nn import Transformer
-from qkv.runtime.interpreter import Floats, Rows
+from qkv.runtime.interpreter import Rows
 from qkv.runtime.lower import lower
-from qkv.runtime.machine import Interpreted, Sequences, cache_values
+from qkv.runtime.machine import Interpreted, cache_values
 from qkv.spec import Model
 from tests.matrix.variants import ENCODER_DECODERS, VARIANTS, VOCAB
 from tests.support import assert_close, random_model
@@ -102,80 +99,3 @@ def test_the_bytes_of_a_sequence_are_those_it_takes(name: str) -> None:
         == 4 * cache_values(machine.lowered, len(TOKENS), source)
     )
     assert taken == spec.cache_bytes(len(TOKENS), bytes_per_value=4, source=source)
-
-
-class Written:
-    """A machine that writes down what it is asked for."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[object, ...]] = []
-        self.width = 4
-
-    def read(self, rows: Rows) -> None:
-        self.calls.append(("read",))
-
-    def step(self, rows: Rows) -> Floats:
-        self.calls.append(("step",))
-        return np.zeros((len(rows.wanted), 4), np.float32)
-
-    def fork(self, parent: int, child: int) -> None:
-        self.calls.append(("fork", parent, child))
-
-    def forget(self, sequence: int, length: int = 0) -> None:
-        self.calls.append(("forget", sequence))
-
-    def bytes_for(self, tokens: int, source: int = 0) -> int:
-        return tokens
-
-
-def test_numbers_are_given_once_and_the_lowest_again() -> None:
-    machine = Written()
-    sequences = Sequences(machine)
-    assert [sequences.begin(), sequences.begin(), sequences.fork(1)] == [0, 1, 2]
-    sequences.end(2), sequences.end(0)
-    assert machine.calls == [("fork", 1, 2), ("forget", 2), ("forget", 0)]
-    assert [sequences.begin(), sequences.begin(), sequences.begin()] == [0, 2, 3]
-
-
-def test_an_end_in_the_middle_of_a_step_waits_for_the_next_call() -> None:
-    """A text that is dropped may be collected while another's step runs in the same thread."""
-
-    class Collecting(Written):
-        def step(self, rows: Rows) -> Floats:
-            sequences.end(0)
-            return super().step(rows)
-
-    machine = Collecting()
-    sequences = Sequences(machine)
-    sequences.begin(), sequences.begin()
-    sequences.step(Rows.of([1], sequence=1))
-    assert machine.calls == [("step",)]
-    assert sequences.begin() == 0
-    assert machine.calls == [("step",), ("forget", 0)]
-
-
-def test_a_machine_is_asked_one_thing_at_a_time() -> None:
-    inside: list[int] = []
-    most: list[int] = []
-
-    class Slow(Written):
-        def step(self, rows: Rows) -> Floats:
-            inside.append(1)
-            most.append(len(inside))
-            gc.collect(0)  # long enough for another thread to come
-            inside.pop()
-            return super().step(rows)
-
-    sequences = Sequences(Slow())
-
-    def many() -> None:
-        own = sequences.begin()
-        for place in range(50):
-            sequences.step(Rows.of([1], place, own))
-
-    threads = [Thread(target=many) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(most) == 200 and max(most) == 1

@@ -1,8 +1,7 @@
-"""What a request brings beside its tokens: images or audio, checked before anything runs, as one batch."""
+"""What a request brings beside its tokens: images or audio, checked before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -53,27 +52,11 @@ def _check_places(request: Request, spec: Model, batch: int) -> None:
         )
 
 
-def joined(requests: Sequence[Request], loaded: Loaded) -> torch.Tensor | None:
-    """Those of all requests, one after the other. Raises RequestError for audio of several lengths."""
-    given = [request.features for request in requests if request.features is not None]
-    shapes = sorted({tuple(features.shape[1:]) for features in given})
-    if len(shapes) > 1:
-        raise RequestError(
-            f"Features of one batch must have one shape, and these are {shapes[0]} and {shapes[1]}: "
-            "give the prompts one at a time, or audio with silence at its end."
-        )
-    if not given:
-        return None
-    device = next(loaded.model.parameters()).device
-    return torch.cat([features.to(device) for features in given])
-
-
-def rows(features: torch.Tensor | None, loaded: Loaded) -> int:
-    """How many cross-attention reads of them."""
-    spec = loaded.spec
-    if features is None or not _one_each(spec):
-        return 0
-    return spec.towers[0].rows(features.shape[-1]) if spec.towers else _embedding(loaded).rows(features)[1]
+def placed(request: Request, loaded: Loaded) -> dict[str, torch.Tensor]:
+    """What the modules are given beside the prompt."""
+    if request.features is None:
+        return {}
+    return {"features": request.features.to(next(loaded.model.parameters()).device)}
 
 
 def _one_each(spec: Model) -> bool:

@@ -1,18 +1,27 @@
-"""The first generation loop: a batch of requests to texts, a token of each answer at a time."""
+"""Requests to texts, as they are made: for those who wait for them in the same thread."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import accumulate
+from threading import Lock
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from qkv.engine.answers import Answers, Move, answers
-from qkv.engine.requests import Completion, Request, check, start_token
-from qkv.engine.runner import Progress, Runner, Watch, runner
+from qkv.engine.limits import Budget
+from qkv.engine.requests import Completion, Request, check
+from qkv.engine.scheduler import Scheduler
+from qkv.engine.speculation import NGrams
+from qkv.engine.tasks import Task
+from qkv.errors import RequestError
 from qkv.loading import Loaded
 from qkv.runtime.choice import require_torch
+
+if TYPE_CHECKING:
+    from qkv.nn import Tap
+
+Progress = Callable[[int, int], None]
+_making = Lock()  # a model has one scheduler, whatever threads ask for it first
+Watch = Callable[[], "Tap | None"]  # the tap that reads and replaces what flows now, if there is one
 
 
 def stream(
@@ -21,83 +30,100 @@ def stream(
     tap: Watch = lambda: None,
     progress: Progress | None = None,
 ) -> Generator[tuple[int, str, Completion], None, None]:
-    """Serves the requests as one batch; gives (which answer, its new text, all of it so far) as they come.
+    """Serves the requests together; gives (which answer, its new text, all of it so far) as they come.
 
     Answers are numbered through all requests, `n` numbers each. All requests are checked at once,
-    before anything runs. A result does not depend on its batch mates. A prompt is read once however
-    many answers go on from it. `tap` is asked at every pass. Closing the generator frees what it holds.
+    before anything runs. A result does not depend on what else runs. `tap` is asked at every pass.
+    Closing the generator frees what it holds.
     """
+    brought = prepared(loaded, requests)
+    serving = scheduler(loaded, tap, any(brought))
+    for request in requests:
+        serving.check(request)
+    return _served(serving, list(zip(requests, brought, strict=True)), tap, progress)
+
+
+def prepared(loaded: Loaded, requests: Sequence[Request]) -> list[dict[str, Any]]:
+    """Checks requests; what each brings beside its tokens. Raises RequestError before anything runs."""
     for request in requests:
         check(request, loaded)
-    beside, read = None, 0
-    if loaded.spec.features is not None or any(request.features is not None for request in requests):
-        require_torch("Reading images or audio")
-        from qkv.engine import features
+    if loaded.spec.features is None and all(request.features is None for request in requests):
+        return [{} for _ in requests]
+    require_torch("Reading images or audio")
+    from qkv.engine import features
 
-        for request in requests:
-            features.check(request, loaded)
-        beside = features.joined(requests, loaded)
-        read = features.rows(beside, loaded)
-    start = start_token(loaded)
-    longest = max(len(request.prompt) for request in requests)
-    reach = max(request.max_new_tokens for request in requests)
-    sizes = (longest + reach - 1, read) if start is None else (reach, longest)
-    rows = sum(request.rows for request in requests)
-    return _serve(loaded, requests, runner(loaded, len(requests), rows, sizes, tap, beside), start, progress)
+    for request in requests:
+        features.check(request, loaded)
+    return [features.placed(request, loaded) for request in requests]
 
 
-def _serve(
-    loaded: Loaded,
-    requests: Sequence[Request],
-    runner: Runner,
-    start: int | None,
+def submit(serving: Scheduler, request: Request, brought: dict[str, Any], shares: bool) -> Task:
+    guesses = NGrams() if request.speculate == "ngram" else None
+    return serving.submit(request, shares=shares, speculation=guesses, **brought)
+
+
+def scheduler(loaded: Loaded, tap: Watch = lambda: None, beside: bool = False) -> Scheduler:
+    """The one that serves this model, with its cache. What is tapped, or beside tokens, is torch's."""
+    with _making:
+        if loaded.choice.runtime == "torch" or beside or tap() is not None:
+            return _torch(loaded, tap)
+        if "program" not in loaded.serving:
+            loaded.serving["program"] = Scheduler(
+                loaded, loaded.machine, Budget(loaded.cache, loaded.context)
+            )
+        found: Scheduler = loaded.serving["program"]
+        return found
+
+
+def _torch(loaded: Loaded, tap: Watch) -> Scheduler:
+    from qkv.engine.torch_machine import TorchMachine
+
+    found: Scheduler | None = loaded.serving.get("torch")
+    if found is None or not cast(TorchMachine, found.machine).current(loaded.model):
+        machine = TorchMachine(loaded.model)
+        budget = Budget(loaded.cache, loaded.context, str(machine.device))
+        found = loaded.serving["torch"] = Scheduler(loaded, machine, budget)
+    cast(TorchMachine, found.machine).watch = tap
+    return found
+
+
+def _served(
+    serving: Scheduler,
+    asked: list[tuple[Request, dict[str, Any]]],
+    tap: Watch,
     progress: Progress | None,
 ) -> Generator[tuple[int, str, Completion], None, None]:
+    tasks: list[Task] = []
     try:
-        started = time.perf_counter()
-        each = [answers(request, loaded) for request in requests]
-        numbers = list(accumulate((request.n for request in requests), initial=0))
-        places = list(accumulate((request.rows for request in requests), initial=0))
-        logits = _first(requests, runner, start, progress)
-        prefill, decode = time.perf_counter() - started, 0.0
+        tasks += (submit(serving, request, brought, tap() is None) for request, brought in asked)
+        numbers = list(accumulate((task.request.n for task in tasks), initial=0))
+        told = 0
         while True:
-            started = time.perf_counter()
-            said = [
-                (numbers[i] + which, text, completion)
-                for i, group in enumerate(each)
-                if not group.finished
-                for which, text, completion in group.accept(logits[places[i] : places[i + 1]])
-            ]
-            decode += time.perf_counter() - started
-            for number, text, completion in said:
-                completion.prefill_seconds, completion.decode_seconds = prefill, decode
-                yield number, text, completion
-            started = time.perf_counter()  # what the reader does with the text is no part of the speed
-            if all(group.finished for group in each):
+            for task, number in zip(tasks, numbers, strict=False):
+                while task.said:
+                    which, text, completion = task.said.popleft()
+                    yield number + which, text, completion
+                if task.problem is not None:
+                    raise task.problem
+            if all(task.finished for task in tasks):
                 return
-            logits = runner.step(_moves(each, places))
-            decode += time.perf_counter() - started
+            if tap() is not None and not hasattr(serving.machine, "watch"):
+                # programs have no points to tap: what was set now would see nothing
+                raise RequestError(
+                    "A tap was set after this text was begun without one: set it first, or load the model "
+                    'with runtime="torch", whose passes can be tapped at any time.'
+                )
+            serving.step()
+            told = _tell(tasks, progress, told)
     finally:
-        runner.close()
+        for task in tasks:
+            serving.cancel(task)
 
 
-def _first(
-    requests: Sequence[Request], runner: Runner, start: int | None, progress: Progress | None
-) -> np.ndarray:
-    """The logits after each prompt, a row for each answer that goes on from it."""
-    prompts = [request.prompt for request in requests]
-    logits = runner.read(prompts, progress) if start is None else runner.begin(start, prompts, progress)
-    owners = [i for i, request in enumerate(requests) for _ in range(request.rows)]
-    if len(owners) > len(requests):
-        runner.select(owners)
-        logits = logits[owners]
-    return logits
-
-
-def _moves(each: Sequence[Answers], places: Sequence[int]) -> list[Move | None]:
-    """The moves of all requests, their rows counted through the batch."""
-    return [
-        None if move is None or group.finished else (place + move[0], move[1])
-        for group, place in zip(each, places, strict=False)
-        for move in group.moves
-    ]
+def _tell(tasks: list[Task], progress: Progress | None, told: int) -> int:
+    """Says how many tokens of all prompts were read, where there are more than were told of."""
+    sizes = [len(task.request.prompt) for task in tasks]
+    read = sum(size if task.answered else task.read for task, size in zip(tasks, sizes, strict=True))
+    if progress is not None and read > told:
+        progress(read, sum(sizes))
+    return max(read, told)

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     import torch
 
 
+Speculate = Literal["ngram"]  # where guesses of the next tokens come from
+
+
 @dataclass(frozen=True)
 class Request:
     """What to continue and when to stop. An encoder of tokens reads the prompt; another, the features.
 
     `n` answers are wanted: samples, or with `beams` the best of the search. `logprobs` says which
     are reported, and `top_logprobs` of how many of the likeliest tokens beside the chosen one.
+    `speculate` makes guesses of what comes next, which change no answer: "ngram" from the text itself.
     """
 
     prompt: tuple[int, ...]
@@ -38,6 +42,7 @@ class Request:
     logprobs: Kind = "raw"
     top_logprobs: int = 0
     features: torch.Tensor | None = field(default=None, compare=False)
+    speculate: Speculate | None = None
 
     @property
     def rows(self) -> int:
@@ -57,6 +62,7 @@ class Options(Asked, total=False):
     early_stopping: bool | Literal["never"] | None
     logprobs: Kind | None
     top_logprobs: int | None
+    speculate: Speculate | None
 
 
 @dataclass
@@ -66,7 +72,8 @@ class Completion:
     `tokens` are all that were chosen, an end token included; `text` goes on exactly where the
     prompt's ends. `logprobs` are theirs: the model's own, unless "processed" ones were asked for;
     `top_logprobs` the likeliest tokens at each place and theirs. `score` is that of a beam search.
-    `error` says why an answer ended early; the others of its batch are not touched by it.
+    `error` says why an answer ended early; the others of its batch are not touched by it. Where it was
+    speculated, so many tokens were `guessed`, and so many of those were `right`.
     """
 
     prompt: tuple[int, ...]
@@ -77,6 +84,8 @@ class Completion:
     finish_reason: str | None = None
     score: float | None = None
     error: str | None = None
+    guessed: int = 0
+    right: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
@@ -128,6 +137,7 @@ def request(
         given.get("logprobs", "raw"),
         given.get("top_logprobs", 0),
         features,
+        given.get("speculate"),
     )
 
 
@@ -242,6 +252,8 @@ def _check_answers(request: Request, loaded: Loaded) -> None:
         raise RequestError(f"n is {n} and beams {beams.width}: a search gives at most as many as its beams.")
     if request.logprobs not in ("raw", "processed"):
         raise RequestError(f'logprobs is {request.logprobs!r}; it must be "raw" or "processed".')
+    if request.speculate not in (None, "ngram"):
+        raise RequestError(f'speculate is {request.speculate!r}; it must be "ngram", or left out.')
     vocab = _answered(loaded)
     if not Bounds(Integral, 0, vocab).hold(request.top_logprobs):
         raise RequestError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -19,7 +19,7 @@ from qkv.loading.files import Files, entries, opened
 from qkv.loading.parameters import Parameters, Progress
 from qkv.loading.room import check_memory, too_large
 from qkv.runtime.choice import Choice, choose, machine, otherwise, require_torch
-from qkv.runtime.machine import Sequences
+from qkv.runtime.machine import Machine
 from qkv.sources import find
 from qkv.spec import Model as Spec, Tokens
 from qkv.text import Tokenizer
@@ -48,6 +48,8 @@ class Loaded:
     device: str = "cpu"
     ignore: tuple[str, ...] = ()
     threads: int | None = None
+    cache: int | None = None  # bytes that keys and values may take; None: what is free
+    serving: dict[str, Any] = field(default_factory=dict)  # the engine's schedulers, by what runs
 
     @property
     def spec(self) -> Spec:
@@ -103,16 +105,16 @@ class Loaded:
         return self._network()
 
     @cached_property
-    def sequences(self) -> Sequences:
-        """The machine that runs the programs, as several texts share it."""
-        return self._sequences()
+    def machine(self) -> Machine:
+        """What runs the programs."""
+        return self._machine()
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Makes what generates, now; the other is made if it is needed."""
         if self.choice.runtime == "torch":
             self.model = self._network(progress)
         else:
-            self.sequences = self._sequences(progress)
+            self.machine = self._machine(progress)
 
     def _network(self, progress: Progress | None = None) -> Transformer:
         require_torch("This")
@@ -121,14 +123,14 @@ class Loaded:
         network.use_threads(self.threads)
         return network.fill(self.files, self.places, self.dtype, self.device, progress)
 
-    def _sequences(self, progress: Progress | None = None) -> Sequences:
+    def _machine(self, progress: Progress | None = None) -> Machine:
         name, on = self.files.name, f"on the {self.choice.runtime} runtime"
         decoded = self.choice.runtime == "numpy"  # to fp32; the native runtime keeps what is stored
         need = self.spec.parameters() * 4 if decoded else sum(t.nbytes for t in self.files.tensors.values())
         check_memory(name, need, on, "cpu")
         try:
             weights = Parameters(self.files, self.places, progress)
-            return Sequences(machine(self.choice, weights, self.threads))
+            return machine(self.choice, weights, self.threads)
         except MemoryError:
             raise too_large(name, need, on, None) from None
 

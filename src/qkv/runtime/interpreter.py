@@ -23,7 +23,8 @@ class Rows:
     """The tokens of one step: of which sequence they are, and where in it they stand.
 
     Rows of a sequence are in order and follow the tokens it already has. `wanted` are those whose
-    answers come back.
+    answers come back. `totals` say how long each one's text is once all that comes with it is read,
+    where that matters.
     """
 
     tokens: Ints
@@ -31,6 +32,7 @@ class Rows:
     positions: Ints
     wanted: Ints
     types: Ints | None = None
+    totals: Ints | None = None
 
     @staticmethod
     def of(tokens: list[int], start: int = 0, sequence: int = 0, wanted: list[int] | None = None) -> Rows:

@@ -1,29 +1,42 @@
-"""What runs the programs of a model: the protocol, the one in numpy, and how several texts share one."""
+"""What runs a model for the engine: the protocol, and the machine in numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from heapq import heappop, heappush
-from threading import Lock
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from qkv.checkpoints import StoredTensor
+from qkv.runtime.blocks import Pool
 from qkv.runtime.interpreter import Floats, Interpreter, Kept, Rows
 from qkv.runtime.lower import Lowered
 
 
 class Machine(Protocol):
-    """Runs the programs of one model and holds the cache of its sequences.
+    """Runs one model and holds the cache of its sequences.
 
     A sequence is a small whole number of the caller's choice: it begins with the first rows that
     name it, and is gone when it is forgotten. Calls come one at a time.
     """
 
+    shares: bool  # whether what a token keeps depends on nothing but the tokens before it
+    goes_back: bool  # whether a sequence can be taken back to any of its tokens
+    by_length: bool  # whether what a token keeps depends on how long the text was that it came with
+
     @property
     def width(self) -> int:
         """How many numbers an answer has: the vocabulary, where there is a language head."""
+        ...
+
+    @property
+    def own(self) -> Sequence[Pool]:
+        """Where the tokens themselves are kept, if it is in blocks; one pool for each window."""
+        ...
+
+    @property
+    def beside(self) -> Sequence[Pool]:
+        """Where what an encoder made is kept, if it is in blocks: for the decoder, then for itself."""
         ...
 
     def read(self, rows: Rows) -> None:
@@ -32,6 +45,10 @@ class Machine(Protocol):
 
     def step(self, rows: Rows) -> Floats:
         """Runs the main program: the answers of the wanted rows, (wanted, width), the caller's to keep."""
+        ...
+
+    def run(self, rows: Rows) -> Floats:
+        """The same where the pools have room for the rows already."""
         ...
 
     def fork(self, parent: int, child: int) -> None:
@@ -43,7 +60,7 @@ class Machine(Protocol):
         ...
 
     def bytes_for(self, tokens: int, source: int = 0) -> int:
-        """The bytes that the cache of one sequence takes, of so many tokens and rows of a source."""
+        """The bytes that the cache of one sequence takes at most, of so many tokens and rows of a source."""
         ...
 
 
@@ -72,6 +89,11 @@ class Interpreted:
     def step(self, rows: Rows) -> Floats:
         return self.main.step(rows)
 
+    run = step
+    shares, goes_back, by_length = False, True, False
+    own: Sequence[Pool] = ()
+    beside: Sequence[Pool] = ()
+
     def fork(self, parent: int, child: int) -> None:
         held = self.kept.slots
         # nothing that is kept is written to again, so both may hold it
@@ -96,59 +118,3 @@ def cache_values(lowered: Lowered, tokens: int, source: int = 0) -> int:
         size.kv_heads * (size.head_dim + size.value_dim) * (source if slot in of_source else tokens)
         for slot, size in lowered.main.slots.items()
     )
-
-
-class Sequences:
-    """A machine as the texts of several requests use it, from any threads: each gets numbers of its own."""
-
-    def __init__(self, machine: Machine):
-        self.machine = machine
-        self._lock = Lock()
-        self._ended: list[int] = []  # to be forgotten
-        self._free: list[int] = []  # forgotten; the lowest comes first, as a machine may keep tables of them
-        self._count = 0
-
-    def begin(self) -> int:
-        """The number of a sequence that holds nothing."""
-        with self._lock:
-            return self._number()
-
-    def fork(self, parent: int) -> int:
-        """The number of a sequence that goes on from what another holds now."""
-        with self._lock:
-            child = self._number()
-            self.machine.fork(parent, child)
-            return child
-
-    def end(self, sequence: int) -> None:
-        """Forgets a sequence; its number is free again."""
-        self._ended.append(sequence)
-        # the garbage collector may call this in the middle of a step: then the next call forgets it
-        if self._lock.acquire(blocking=False):
-            try:
-                self._clear()
-            finally:
-                self._lock.release()
-
-    def read(self, rows: Rows) -> None:
-        with self._lock:
-            self._clear()
-            self.machine.read(rows)
-
-    def step(self, rows: Rows) -> Floats:
-        with self._lock:
-            self._clear()
-            return self.machine.step(rows)
-
-    def _number(self) -> int:
-        self._clear()
-        if self._free:
-            return heappop(self._free)
-        self._count += 1
-        return self._count - 1
-
-    def _clear(self) -> None:
-        while self._ended:
-            sequence = self._ended.pop()
-            self.machine.forget(sequence)
-            heappush(self._free, sequence)

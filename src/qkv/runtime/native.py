@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from qkv.checkpoints import StoredTensor
 from qkv.errors import RequestError, UnsupportedError
 from qkv.runtime.assembly import Assembly, Packed, exact
-from qkv.runtime.blocks import BLOCK, Blocks, blocks
+from qkv.runtime.blocks import BLOCK, Pool, blocks
 from qkv.runtime.built import missing
 from qkv.runtime.interpreter import Floats, Rows
 from qkv.runtime.lower import Lowered
+from qkv.runtime.program import Attend
 from qkv.runtime.threads import default_threads
 
 _Given = tuple[NDArray[np.int32] | None, ...]  # tokens, sequences, positions, types, wanted
 CacheType = Literal["f32", "bf16", "int8"]
 CACHE_TYPES: tuple[CacheType, ...] = ("f32", "bf16", "int8")
 SET = "QKV_ISA"  # of the environment: the instruction set to run on
-OWN, CROSS, SOURCE = range(3)  # groups of slots: those of the main program, what it reads, the encoder's
 
 
 def _module() -> ModuleType:
@@ -56,6 +56,9 @@ class Native:
     Raises RequestError for a cache type or an instruction set that cannot be had.
     """
 
+    by_length = False
+    goes_back = True
+
     def __init__(
         self,
         lowered: Lowered,
@@ -75,15 +78,16 @@ class Native:
         if self.cache_type not in CACHE_TYPES:
             raise RequestError(f"A cache holds f32, bf16 or int8, not {self.cache_type!r}.")
         slots = {name: slot for program in reversed(programs) for name, slot in program.slots.items()}
-        stored = lowered.source.slots if lowered.source is not None else {}
-        read = lowered.main.slots
-        group = {name: SOURCE if name not in read else CROSS if name in stored else OWN for name in slots}
+        group, windows = _groups(lowered)
         sizes = [(group[name], s.kv_heads, s.head_dim, s.value_dim) for name, s in slots.items()]
         if any(max(size[2:]) > 512 for size in sizes):
             raise UnsupportedError("The native runtime has no heads of more than 512 dimensions.")
-        count = 3 if lowered.source is not None else 1
+        beside = 2 if lowered.source is not None else 0
+        count = len(windows) + beside
         self.cache = native.Cache(sizes, count, CACHE_TYPES.index(self.cache_type))
-        self.groups = [Blocks(self.cache, number) for number in range(count)]
+        self.own = [Pool(self.cache, number, window) for number, window in enumerate(windows)]
+        self.beside = [Pool(self.cache, number) for number in range(len(windows), count)]
+        self.shares = not self.beside
         packed = Packed(native, weights)
         self.lowered = lowered
         self.main = Assembly(native, lowered.main, packed, list(slots), set_).built
@@ -113,42 +117,77 @@ class Native:
             return
         given = _checked(self.source, rows)
         for sequence, start, end in _runs(rows):
-            for number in (CROSS, SOURCE):
-                self.groups[number].extend(sequence, start, end)
+            for pool in self.beside:
+                pool.extend(sequence, start, end)
         self._run(self.source, given, None)
         for sequence, _, _ in _runs(rows):
-            self.groups[SOURCE].forget(sequence)
+            self.beside[1].forget(sequence)  # what the encoder's own attentions kept
 
     def step(self, rows: Rows) -> Floats:
+        given = self._given(rows)
+        for sequence, start, end in _runs(rows):
+            for pool in self.own:
+                pool.extend(sequence, start, end)
+        return self._answered(given, len(rows.wanted))
+
+    def run(self, rows: Rows) -> Floats:
+        return self._answered(self._given(rows), len(rows.wanted))
+
+    def _given(self, rows: Rows) -> _Given:
         if not len(rows.tokens):
             raise RequestError("A step needs at least one row.")
-        given = _checked(self.main, rows)
-        for sequence, start, end in _runs(rows):
-            self.groups[OWN].extend(sequence, start, end)
-            for other in self.groups[CROSS:]:
-                other.reach(sequence, 0)
-        answers = np.empty((len(rows.wanted), self.columns), np.float32)
+        return _checked(self.main, rows)
+
+    def _answered(self, given: _Given, wanted: int) -> Floats:
+        sequences = given[1]
+        if self.beside and sequences is not None:
+            for pool in self.beside:
+                pool.reach(int(sequences.max()), 0)
+        answers = np.empty((wanted, self.columns), np.float32)
         self._run(self.main, given, answers)
         return answers[:, : self.width] if self.columns != self.width else answers
 
     def _run(self, program: Any, given: _Given, answers: Floats | None) -> None:
-        tables = [(group.table, group.lengths) for group in self.groups]
+        tables = [(pool.table, pool.lengths) for pool in (*self.own, *self.beside)]
         program.run(*given, tables, self.cache, self.workers, answers)
 
     def fork(self, parent: int, child: int) -> None:
-        for number in (OWN, CROSS)[: len(self.groups)]:
-            self.groups[number].fork(parent, child)
+        for pool in (*self.own, *self.beside[:1]):
+            pool.fork(parent, child)
 
     def forget(self, sequence: int, length: int = 0) -> None:
-        self.groups[OWN].forget(sequence, length)
+        for pool in self.own:
+            pool.forget(sequence, length)
         if not length:
-            for other in self.groups[CROSS:]:
-                other.forget(sequence)
+            for pool in self.beside:
+                pool.forget(sequence)
 
     def bytes_for(self, tokens: int, source: int = 0) -> int:
-        per = [self.cache.block_bytes(group.group) for group in self.groups]
-        held = [blocks(tokens), blocks(source), blocks(source)][: len(per)]
-        return int(sum(count * size for count, size in zip(held, per, strict=True)))
+        own = sum(pool.most(tokens, tokens) * pool.bytes for pool in self.own)
+        return own + sum(blocks(source) * pool.bytes for pool in self.beside)
+
+
+def _groups(lowered: Lowered) -> tuple[dict[str, int], list[int | None]]:
+    """Which group each slot is in: those of one window together, then a source's, then the encoder's own.
+
+    With them the windows of the groups that the tokens themselves are kept in.
+    """
+    stored = lowered.source.slots if lowered.source is not None else {}
+    own = [name for name in lowered.main.slots if name not in stored]
+    seen: dict[str, int | None] = {}
+    for operation in lowered.main.operations:
+        if isinstance(operation, Attend) and operation.slot not in stored:
+            sight = operation.sight
+            window = min((n for n in (sight.before, sight.chunk) if n is not None), default=None)
+            if operation.slot in seen:  # several read it: the one that sees most
+                other = seen[operation.slot]
+                window = None if window is None or other is None else max(window, other)
+            seen[operation.slot] = window
+    windows = sorted({seen.get(name) for name in own}, key=lambda window: (window is not None, window or 0))
+    windows = windows or [None]
+    group = {name: windows.index(seen.get(name)) for name in own}
+    group |= {name: len(windows) + (name not in lowered.main.slots) for name in stored}
+    return group, windows
 
 
 def _checked(program: Any, rows: Rows) -> _Given:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.engine import runner
+from qkv.engine import limits, scheduler
 from qkv.errors import CapacityError, RequestError
 from qkv.model import Model
 from qkv.runtime.built import missing
@@ -37,7 +37,7 @@ def model() -> Iterator[Model]:
 
 
 def machine_of(model: Model) -> Interpreted:
-    machine = model.loaded.sequences.machine
+    machine = model.loaded.machine
     assert isinstance(machine, Interpreted)
     return machine
 
@@ -91,15 +91,15 @@ def test_encoder_decoders_equal_torch(asked: dict[str, Any]) -> None:
 def test_prompts_are_read_in_steps_of_rows_of_all_together(
     model: Model, torch_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No padding: 3 + 9 + 1 + 30 tokens are 43 rows, in steps of 8, and each prompt is answered once."""
+    """No padding: the prompt of one token first, then as they come; who has begun to write is never kept."""
     machine, steps = machine_of(model), list[Rows]()
-    inner = machine.step
-    monkeypatch.setattr(machine, "step", lambda rows: steps.append(rows) or inner(rows))
-    monkeypatch.setattr(runner, "CHUNK", 8)
+    inner = machine.run
+    monkeypatch.setattr(machine, "run", lambda rows: steps.append(rows) or inner(rows))
+    monkeypatch.setattr(scheduler, "CHUNK", 8)
     found = model.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
     monkeypatch.undo()
-    assert [len(rows.tokens) for rows in steps] == [8, 8, 8, 8, 8, 3, 4, 4, 4, 4]
-    assert [len(rows.wanted) for rows in steps] == [1, 2, 0, 0, 0, 1, 4, 4, 4, 4]
+    assert [len(rows.tokens) for rows in steps] == [8, 8, 8, 8, 8, 8, 7, 1, 1, 1, 1]
+    assert [len(rows.wanted) for rows in steps] == [2, 3, 3, 3, 3, 1, 1, 1, 1, 1, 1]
     assert_alike(found, torch_model.generate(PROMPTS, max_new_tokens=5, ignore_eos=True))
 
 
@@ -117,8 +117,8 @@ def test_a_row_that_has_ended_is_in_no_step(model: Model, monkeypatch: pytest.Mo
     first = model.generate(PROMPTS[0], max_new_tokens=1, ignore_eos=True).tokens[0]  # type: ignore[union-attr]
     ending = tiny(runtime="numpy", eos=[first])
     machine, steps = machine_of(ending), list[Rows]()
-    inner = machine.step
-    monkeypatch.setattr(machine, "step", lambda rows: steps.append(rows) or inner(rows))
+    inner = machine.run
+    monkeypatch.setattr(machine, "run", lambda rows: steps.append(rows) or inner(rows))
     ended, full = ending.generate(PROMPTS[:2], max_new_tokens=4)
     assert ended.tokens == [first] and len(full.tokens) > 1
     assert [rows.sequences.tolist() for rows in steps[1:]] == [[1]] * (len(full.tokens) - 1)
@@ -155,12 +155,11 @@ def test_a_stream_that_is_closed_or_fails_holds_nothing(
     def full(rows: Rows) -> np.ndarray:
         raise MemoryError
 
-    monkeypatch.setattr(machine_of(model), "step", full)
+    monkeypatch.setattr(machine_of(model), "run", full)
     with pytest.raises(MemoryError):
         model.generate(PROMPTS, n=2, temperature=1.0)
     monkeypatch.undo()
-    assert model.loaded.sequences.begin() == 0
-    model.loaded.sequences.end(0)
+    assert not machine_of(model).kept.slots and model.loaded.serving["program"].idle
 
 
 def test_a_tap_set_in_the_middle_is_refused_and_before_it_is_torchs(torch_model: Model) -> None:
@@ -179,10 +178,10 @@ def test_a_tap_set_in_the_middle_is_refused_and_before_it_is_torchs(torch_model:
 
 def test_a_cache_that_does_not_fit_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of two heads of six values, keys and values, fp32: 192 bytes a token."""
-    monkeypatch.setattr(runner, "free_memory", lambda device: 2 * 9 * 192)
-    model.generate([[3, 4], [5]], max_new_tokens=8)
+    monkeypatch.setattr(limits, "free_memory", lambda device: 2 * 9 * 192)
+    model.generate([3, 4], max_new_tokens=8, n=2, temperature=1.0)
     with pytest.raises(CapacityError, match=r"10 tokens in each of 2 rows needs 0 MB"):
-        model.generate([[3, 4], [5]], max_new_tokens=9)
+        model.generate([3, 4], max_new_tokens=9, n=2, temperature=1.0)
 
 
 def test_a_backend_of_torch_makes_torch_generate() -> None:
