@@ -13,6 +13,6 @@ namespace qkv::QKV_ISA {
 extern const Kernels TABLE;
 const Kernels TABLE{QKV_NAME(QKV_ISA), CODE_TILE, PLAIN_TILE, QUERY_TILE, read,  linear,     finish, norm,
                     rotate,            activate,  gate,       multiply,   scale, add_scaled, cap,    clamp,
-                    keep,              pack,      attend,     merge};
+                    keep,              pack,      attend,     merge,  summary};
 
 }  // namespace qkv::QKV_ISA

@@ -91,6 +91,13 @@ struct Partial {
   float *top, *total, *mixed;  // [count], [count], [count][value_dim]
 };
 
+// Of a row of numbers: where the greatest is, the first among equals; it; and ln of the sum of e^x.
+// All are no number (and the place is 0) where one of the row is none, or infinite.
+struct Summary {
+  i32 best = 0;
+  float top = 0, log_sum = 0;
+};
+
 struct Kernels {
   const char* name;
   int code_tile, plain_tile, query_tile;
@@ -118,6 +125,7 @@ struct Kernels {
   void (*attend)(const BlockShape&, const Queries&, const Block* blocks, int first, Partial);
   // later is taken into so far, both of one query
   void (*merge)(float& top, float& total, float* mixed, float later_top, float later_total, const float* later, int n);
+  Summary (*summary)(const float* x, int n);
 };
 
 // The sets that this build has and this processor runs, best first.

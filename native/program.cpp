@@ -1,5 +1,7 @@
 #include "program.h"
 
+#include <utility>
+
 namespace qkv {
 
 Program::Program(std::vector<int> widths, int output)
@@ -64,6 +66,30 @@ void Program::run(const Rows& rows, const std::vector<Table>& tables, Cache& cac
   prepare(step, answers);
   following_ = 0;
   workers.run(*this);
+}
+
+namespace {
+
+// A single stage: the rows.
+class Summaries final : public Stages {
+ public:
+  Summaries(const Kernels& kernels, const float* x, int rows, int width, Summary* out)
+      : kernels_(kernels), x_(x), rows_(rows), width_(width), out_(out) {}
+  int next(int) override { return std::exchange(rows_, 0); }
+  void item(int row, int) override { out_[row] = kernels_.summary(x_ + std::size_t(row) * width_, width_); }
+
+ private:
+  const Kernels& kernels_;
+  const float* x_;
+  int rows_, width_;
+  Summary* out_;
+};
+
+}  // namespace
+
+void Program::summarise(const float* answers, int rows, Workers& workers, const Kernels& kernels, Summary* out) const {
+  Summaries stages(kernels, answers, rows, widths_[output_], out);
+  workers.run(stages);
 }
 
 }  // namespace qkv

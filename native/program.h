@@ -21,6 +21,8 @@ class Program final : private Stages {
   // Runs a step. `answers` has room for the output buffer's width for each wanted row; null: not wanted.
   void run(const Rows& rows, const std::vector<Table>& tables, Cache& cache, Workers& workers, const Kernels& kernels,
            float* answers);
+  // Of each of `rows` answers.
+  void summarise(const float* answers, int rows, Workers& workers, const Kernels& kernels, Summary* out) const;
 
  private:
   void prepare(Step& step, float* answers);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 #include "../kernels.h"
 
@@ -175,6 +176,43 @@ inline void finish(const Finish& how, const float* products, int count, float* o
     put(how, first, out, wide < LANES ? wide : LANES);
     if (wide > LANES) put(how, second, out + LANES, wide - LANES);
   }
+}
+
+inline Summary summary(const float* x, int n) {
+  constexpr int PART = 16 * LANES;  // looked through again for the place
+  F sound = set(0.0f), most = set(-std::numeric_limits<float>::infinity());
+  float top = -std::numeric_limits<float>::infinity();
+  int from = 0;
+  for (int start = 0; start < n; start += PART) {
+    F part = set(-std::numeric_limits<float>::infinity());
+    const int end = n - start < PART ? n - start : PART;
+    for (int i = 0; i < end; i += LANES) {
+      const int count = end - i < LANES ? end - i : LANES;
+      const F a = count == LANES ? load(x + start + i) : within(load(x + start + i, count), 0, count, x[start]);
+      sound = add(sound, mul(a, set(0.0f)));
+      part = max(part, a);
+    }
+    const float found = largest(part);
+    if (found > top) top = found, from = start;
+  }
+  if (sum(sound) != 0) return {0, NAN, NAN};
+  most = set(top);
+  Summary found{from, top, 0};
+  while (x[found.best] != top) found.best++;
+  // terms of fixed lanes, and each lane's in parts: no order depends on anything but n
+  double total = 0;
+  for (int start = 0; start < n; start += PART) {
+    F terms = set(0.0f);
+    const int end = n - start < PART ? n - start : PART;
+    for (int i = 0; i < end; i += LANES) {
+      const int count = end - i < LANES ? end - i : LANES;
+      const F term = exponential(sub(load(x + start + i, count), most));
+      terms = add(terms, count == LANES ? term : within(term, 0, count, 0.0f));
+    }
+    total += sum(terms);
+  }
+  found.log_sum = static_cast<float>(top + std::log(total));
+  return found;
 }
 
 }  // namespace qkv::QKV_ISA

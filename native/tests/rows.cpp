@@ -211,12 +211,37 @@ void check_finish(const Kernels& kernels, Record& record) {
   }
 }
 
+void check_summary(const Kernels& kernels, Record& record) {
+  Numbers numbers(11);
+  for (int n : {1, 2, 15, 16, 17, 255, 256, 257, 1000, 49152}) {
+    record.about("summary of " + std::to_string(n));
+    for (float size : {0.0f, 1.0f, 30.0f, 1e30f}) {
+      auto x = numbers.vector(n, size);
+      const int at = numbers.below(n), again = at + numbers.below(n - at);
+      const float most = *std::max_element(x.begin(), x.end()) + size / 8;
+      x[at] = x[again] = most;  // the first of equals is told
+      double sum = 0;
+      for (float each : x) sum += std::exp(double(each) - most);
+      const auto found = kernels.summary(x.data(), n);
+      record.that(size == 0 ? found.best == 0 : found.best == at, "best", {at, again});
+      record.that(found.top == most, "top", {at});
+      record.near(found.log_sum, most + std::log(sum), 1e-6 + std::fabs(most) * UNIT, "log of the sum", {at});
+      for (float wrong : {NAN, INFINITY, -INFINITY}) {
+        x[again] = wrong;
+        const auto none = kernels.summary(x.data(), n);
+        record.that(std::isnan(none.top) && std::isnan(none.log_sum) && none.best == 0, "no number", {again});
+      }
+    }
+  }
+}
+
 void check_rows(const Kernels& kernels, Record& record) {
   check_activations(kernels, record);
   check_unsound(kernels, record);
   check_elementwise(kernels, record);
   check_norm(kernels, record);
   check_rotate(kernels, record);
+  check_summary(kernels, record);
 }
 
 }  // namespace qkv::tests

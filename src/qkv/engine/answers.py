@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from qkv.engine.beams import Beams, BeamSearch, Hypothesis
-from qkv.engine.logprobs import Logprobs
+from qkv.engine.logprobs import Logprobs, Summary
 from qkv.engine.processors import NONE_LEFT, Processor, Rules
-from qkv.engine.requests import Completion, Request, start_token
+from qkv.engine.requests import Completion, Request, before, decoder, matcher, spell
 from qkv.engine.sampling import Sampler
-from qkv.errors import RequestError, TokenizerError
+from qkv.errors import RequestError
 from qkv.loading import Loaded
 from qkv.spec import Model, Replace
 from qkv.text import StopStrings
@@ -33,20 +35,16 @@ class Answers(Protocol):
 
     moves: list[Move | None]  # what each row reads next; None: it has ended, or is not used
 
-    def accept(self, logits: Float[np.ndarray, "rows vocab"]) -> Said:
-        """Goes on by one token in each row."""
+    def accept(
+        self, logits: Float[np.ndarray, "rows vocab"], summaries: Sequence[Summary] | None = None
+    ) -> Said:
+        """Goes on by one token in each row; `summaries` are those of the logits, where they are known."""
         ...
 
 
 def answers(request: Request, loaded: Loaded) -> Answers:
     search = request.beams
     return Samples(request, loaded) if search is None else Search(request, search, loaded)
-
-
-def before(request: Request, loaded: Loaded) -> tuple[int, ...]:
-    """The tokens that the answer goes on from: the prompt, or the start of an encoder-decoder's."""
-    start = start_token(loaded)
-    return request.prompt if start is None else (start,)
 
 
 class Answer:
@@ -56,15 +54,15 @@ class Answer:
         self.request, self.loaded = request, loaded
         self.completion = Completion(request.prompt)
         self.stops = StopStrings(request.stop)
-        self.decoder = loaded.tokenizer.stream() if loaded.tokenizer else None
-        for token in before(request, loaded):  # the text goes on after this
-            self.spell(token)
+        self.decoder = decoder(request, loaded)  # the text goes on after the prompt's
+        self.matcher = matcher(request, loaded, self.decoder)
 
     def fork(self) -> Answer:
         """Another that goes on from here."""
         other, done = copy.copy(self), self.completion
         other.stops = copy.copy(self.stops)
         other.decoder = self.decoder.fork() if self.decoder else None
+        other.matcher = self.matcher.fork() if self.matcher else None
         other.completion = copy.copy(done)
         for name in ("tokens", "logprobs", "top_logprobs"):
             setattr(other.completion, name, list(getattr(done, name)))
@@ -75,31 +73,30 @@ class Answer:
         return self.completion.finish_reason is not None
 
     def add(self, token: int, logprobs: Logprobs, forced: bool = False) -> str:
-        """Takes the next token; returns the text that is now certain. A forced end is the limit's."""
+        """Takes the next token; returns the text that is now certain. A forced end is the limit's.
+
+        Raises RequestError, and takes nothing, where the constraint cannot be followed.
+        """
         done, request = self.completion, self.request
+        if self.matcher is not None:
+            self.matcher.take(token)
         done.tokens.append(token)
         if request.top_logprobs:  # first: the chosen token's number is then the one in this list
             done.top_logprobs.append(logprobs.top(request.top_logprobs))
         done.logprobs.append(logprobs.of(token))
         ended = token in self.loaded.eos_ids and not request.ignore_eos
-        last = ended or len(done.tokens) >= request.max_new_tokens
-        text, stopped = self.stops.push("" if ended else self.spell(token))
+        complete = self.matcher is not None and self.matcher.complete
+        last = ended or complete or len(done.tokens) >= request.max_new_tokens
+        text, stopped = self.stops.push("" if ended else spell(self.decoder, token))
         if last and stopped is None:
             tail, stopped = self.stops.push(self.decoder.flush() if self.decoder else "")
             text += tail if stopped is not None else tail + self.stops.flush()
         done.text += text
-        if (ended and not forced) or stopped is not None:
+        if (ended and not forced) or complete or stopped is not None:
             done.finish_reason = "stop"
         elif last:
             done.finish_reason = "length"
         return text
-
-    def spell(self, token: int) -> str:
-        """The text a token completes: none where the model has more ids than its tokenizer has texts."""
-        try:
-            return self.decoder.push(token) if self.decoder else ""
-        except TokenizerError:
-            return ""
 
     def fail(self, problem: RequestError) -> str:
         """Ends it here; what was held back of its text is given out."""
@@ -120,10 +117,15 @@ class _Scoring:
         self.search = request.beams is not None
         self.processor = Processor(request.sampling, past, request.max_new_tokens, rules, self.search)
 
-    def __call__(self, logits: np.ndarray, done: Completion) -> Logprobs:
+    def __call__(self, logits: np.ndarray, answer: Answer, summary: Summary | None = None) -> Logprobs:
         """Raises RequestError where there is nothing to choose from."""
-        scores = self.processor(logits, done.tokens)
-        return Logprobs(logits, scores, self.request.sampling, self.request.logprobs, self.search)
+        if summary is not None and math.isnan(summary.top):
+            summary = None  # minus infinity may stand among them, which is no fault
+        top = None if summary is None else summary.top
+        allowed = None if answer.matcher is None else answer.matcher.allowed
+        scores = self.processor(logits, answer.completion.tokens, top, allowed)
+        request = self.request
+        return Logprobs(logits, scores, request.sampling, request.logprobs, self.search, summary)
 
     def forces_end(self, done: Completion) -> bool:
         """Whether the next token is set because the limit is reached."""
@@ -149,21 +151,26 @@ class Samples:
     def finished(self) -> bool:
         return all(answer.finished for answer in self.answers)
 
-    def accept(self, logits: Float[np.ndarray, "rows vocab"]) -> Said:
+    def accept(
+        self, logits: Float[np.ndarray, "rows vocab"], summaries: Sequence[Summary] | None = None
+    ) -> Said:
         said: Said = []
         for row, answer in enumerate(self.answers):
             if not answer.finished:
-                said.append((row, self.go_on(answer, self.samplers[row], logits[row]), answer.completion))
+                summary = None if summaries is None else summaries[row]
+                text = self.go_on(answer, self.samplers[row], logits[row], summary)
+                said.append((row, text, answer.completion))
             self.moves[row] = None if answer.finished else (row, answer.completion.tokens[-1])
         return said
 
-    def go_on(self, answer: Answer, sampler: Sampler, logits: np.ndarray) -> str:
+    def go_on(self, answer: Answer, sampler: Sampler, logits: np.ndarray, summary: Summary | None) -> str:
         try:
-            found = self.scoring(logits, answer.completion)
+            found = self.scoring(logits, answer, summary)
+            forced = self.scoring.forces_end(answer.completion)
+            known = found.summary if found.scores is logits else None
+            return answer.add(sampler.choose(found.scores, known and known.best), found, forced)
         except RequestError as problem:
             return answer.fail(problem)
-        forced = self.scoring.forces_end(answer.completion)
-        return answer.add(sampler.choose(found.scores), found, forced)
 
 
 class Search:
@@ -176,16 +183,18 @@ class Search:
         self.found: list[Logprobs] = []  # of each live row
         self.finished = False
 
-    def accept(self, logits: Float[np.ndarray, "rows vocab"]) -> Said:
+    def accept(
+        self, logits: Float[np.ndarray, "rows vocab"], summaries: Sequence[Summary] | None = None
+    ) -> Said:
         live = [hypothesis.kept for hypothesis in self.beams.live]
         try:
-            self.found = [self.scoring(logits[row], answer.completion) for row, answer in enumerate(live)]
+            self.found = [self.scoring(logits[row], answer) for row, answer in enumerate(live)]
+            totals = np.stack([found.scores for found in self.found])
+            if not self.beams.ended and not np.isfinite(totals.max()):
+                raise RequestError(NONE_LEFT)
+            moves = self.beams.step(totals)
         except RequestError as problem:
             return self.fail(live[0], problem)
-        totals = np.stack([found.scores for found in self.found])
-        if not self.beams.ended and not np.isfinite(totals.max()):
-            return self.fail(live[0], RequestError(NONE_LEFT))
-        moves = self.beams.step(totals)
         self.moves = [*moves, *[None] * (len(self.moves) - len(moves))]
         self.finished = not moves
         return self.best() if self.finished else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,14 @@ from numpy.typing import NDArray
 from qkv.engine.sampling import Sampling, candidates, likeliest
 
 Kind = Literal["raw", "processed"]
+
+
+class Summary(NamedTuple):
+    """Of a row of logits: the first of the likeliest tokens, its logit, and ln of the sum of all e^logit."""
+
+    best: int
+    top: float
+    log_sum: float
 
 
 class Logprobs:
@@ -29,7 +37,9 @@ class Logprobs:
         sampling: Sampling,
         kind: Kind,
         summed: bool = False,
+        summary: Summary | None = None,
     ):
+        self.summary = summary
         self.logits, self.scores, self.sampling, self.kind = logits, scores, sampling, kind
         self.summed = summed
 
@@ -49,7 +59,8 @@ class Logprobs:
 
     def of(self, token: int) -> float:
         if self.kind == "raw" and "values" not in vars(self):
-            return float(self.logits[token]) - log_sum(self.logits)
+            total = log_sum(self.logits) if self.summary is None else self.summary.log_sum
+            return float(self.logits[token]) - total
         return float(self.values[token])
 
     def top(self, count: int) -> list[tuple[int, float]]:

@@ -17,6 +17,7 @@ from qkv.generation_config import token_ids
 
 Scores = NDArray[np.float64]
 NONE_LEFT = "Of all tokens none is left to choose: logit_bias or the model forbids each."
+Allowed = NDArray[np.bool_]  # (vocab,)
 
 
 @dataclass(frozen=True)
@@ -84,17 +85,27 @@ class Processor:
         asked = sampling.logit_bias or sampling.frequency_penalty or sampling.presence_penalty
         self.changes = bool(search or asked or sampling.repetition_penalty != 1 or rules.say)
 
-    def __call__(self, logits: np.ndarray, answer: Sequence[int]) -> np.ndarray:
-        """fp64; the logits themselves where nothing changes them.
+    def __call__(
+        self,
+        logits: np.ndarray,
+        answer: Sequence[int],
+        top: float | None = None,
+        allowed: Allowed | None = None,
+    ) -> np.ndarray:
+        """fp64; the logits themselves where nothing changes them. `top` is the greatest, if it is known.
+
+        Tokens that are not `allowed` get -inf, all being allowed without it.
 
         Raises RequestError where the logits are not numbers or no token is left. In a search none may
         be left: that beam goes no further, and others may.
         """
-        if not math.isfinite(logits.max()):  # NaN is the largest
+        if not math.isfinite(logits.max() if top is None else top):  # NaN is the largest
             raise RequestError("The model's logits are not numbers; its weights or its type overflow.")
-        return self.changed(np.array(logits, np.float64), answer) if self.changes else logits
+        if not self.changes and allowed is None:
+            return logits
+        return self.changed(np.array(logits, np.float64), answer, allowed)
 
-    def changed(self, scores: Scores, answer: Sequence[int]) -> Scores:
+    def changed(self, scores: Scores, answer: Sequence[int], allowed: Allowed | None = None) -> Scores:
         if self.search:
             scores = log_softmax(scores)
         asked = self.sampling
@@ -104,17 +115,20 @@ class Processor:
             scores = repeated({*self.prompt, *answer}, asked.repetition_penalty, scores)
         if asked.frequency_penalty or asked.presence_penalty:
             scores = counted(answer, asked.frequency_penalty, asked.presence_penalty, scores)
-        scores = self.ruled(scores, answer)
+        scores = self.ruled(scores, answer, allowed)
         if not self.search and not np.isfinite(scores.max()):
             raise RequestError(NONE_LEFT)
         return scores
 
-    def ruled(self, scores: Scores, answer: Sequence[int]) -> Scores:
+    def ruled(self, scores: Scores, answer: Sequence[int], allowed: Allowed | None) -> Scores:
+        """What the model's files force comes before what is `allowed`: it is no part of the text."""
         rules, place = self.rules, len(answer)
         if rules.last and place == self.limit - 1:
             return only(rules.last, scores)
         if rules.first is not None and place == 0:
             return only([rules.first], scores)
+        if allowed is not None:
+            scores = np.where(allowed, scores, -np.inf)
         forbidden = list(rules.never)
         if place < rules.least:
             forbidden += rules.ends

@@ -120,10 +120,13 @@ class Sampler:
         seeds = np.random.SeedSequence(sampling.seed, spawn_key=(sample,) if sample else ())
         self.random = np.random.default_rng(seeds)
 
-    def choose(self, scores: Float[np.ndarray, " vocab"]) -> int:
-        """A token, given logits of which at least one is finite and none is NaN or infinite."""
+    def choose(self, scores: Float[np.ndarray, " vocab"], best: int | None = None) -> int:
+        """A token, given logits of which at least one is finite and none is NaN or infinite.
+
+        `best` is the first of the likeliest, where that is known.
+        """
         if self.sampling.temperature == 0:
-            return int(scores.argmax())
+            return int(scores.argmax()) if best is None else best
         drawn = self.random.random()
         order, shares = candidates(np.asarray(scores, np.float64), self.sampling, drawn)
         sums = np.cumsum(shares)

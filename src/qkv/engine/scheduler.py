@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 from threading import Lock
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from qkv.engine.answers import Move, answers, before
 from qkv.engine.limits import Budget
+from qkv.engine.logprobs import Summary
 from qkv.engine.prefix import Prefixes
 from qkv.engine.requests import Request, reads_prompt
 from qkv.engine.speculation import Speculation
@@ -28,6 +30,7 @@ from qkv.runtime.machine import Machine
 
 CHUNK = 512  # rows a step: bounds its memory, and how long others wait for a long prompt
 MOST_ROWS = 256  # answers in the making at once
+Chosen = tuple[Task, Text, int]  # a text and how many of its tokens, guesses included, a step has
 
 
 class Scheduler:
@@ -54,15 +57,21 @@ class Scheduler:
         salt: str = "",
         shares: bool = True,
         speculation: Speculation | None = None,
+        heard: Callable[[Task], None] | None = None,
         **brought: object,
     ) -> Task:
-        """Takes a request that was checked. What is `brought` beside its tokens is read with its prompt."""
+        """Takes a request that was checked. What is `brought` beside its tokens is read with its prompt.
+
+        `heard` is told of the task when there is something new of it, in the thread that steps.
+        """
         self.check(request)
         start, source = self._reads(request)
         task = Task(request, answers(request, self.loaded), start, source, brought, salt)
         task.shares = shares and self.machine.shares and not brought
         guesses = speculation is not None and self.machine.goes_back and not self.machine.by_length
         task.speculation = speculation if guesses and request.rows == 1 and request.beams is None else None
+        if heard is not None:  # before a step can have it
+            task.heard = heard
         self.waiting.append(task)
         return task
 
@@ -79,8 +88,14 @@ class Scheduler:
     def cancel(self, task: Task) -> None:
         """Ends a task whatever it is at; its blocks are free at once, or after the step that runs now."""
         self._cancelled.append(task)
-        # the garbage collector may call this in the middle of a step
-        if self._lock.acquire(blocking=False):
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Ends what was cancelled. Who has the lock does so once it has let go: nothing is left behind.
+
+        It never waits: the garbage collector may call it in the middle of a step.
+        """
+        while self._cancelled and self._lock.acquire(blocking=False):
             try:
                 self._clear()
             finally:
@@ -92,26 +107,32 @@ class Scheduler:
 
     def step(self) -> bool:
         """Runs one step, if there is anything to do; whether there was."""
-        with self._lock:
-            self._clear()
-            started = time.perf_counter()
-            self._admit_waiting()
-            chosen = self._choose()
-            if not chosen:
-                return False
-            try:
-                logits = self.machine.run(self._rows(chosen))
-            except BaseException as problem:
-                self._fail(problem)
-                raise
-            self.steps += 1
-            self._computed(chosen, logits)
-            seconds = time.perf_counter() - started
-            for task in list(self.running):
-                task.charge(seconds)
-                if all(text.logits is not None for text in task.alive()):
-                    self._answer(task)
-            return True
+        try:
+            with self._lock:
+                self._clear()
+                try:
+                    return self._step()
+                except BaseException as problem:
+                    self._fail(problem)
+                    raise
+        finally:
+            self._sweep()
+
+    def _step(self) -> bool:
+        started = time.perf_counter()
+        self._admit_waiting()
+        chosen = self._choose()
+        if not chosen:
+            return False
+        logits = self.machine.run(self._rows(chosen))
+        self.steps += 1
+        self._computed(chosen, logits)
+        seconds = time.perf_counter() - started
+        for task in list(self.running):
+            task.charge(seconds)
+            if all(text.logits is not None for text in task.alive()):
+                self._answer(task)
+        return True
 
     # what a step has
 
@@ -156,9 +177,9 @@ class Scheduler:
                     self.reused += text.computed
             task.read = min(text.computed, text.prompt)
 
-    def _choose(self) -> list[tuple[Text, int]]:
+    def _choose(self) -> list[Chosen]:
         """Texts and how many of their tokens come next, guesses included; all have room in the cache."""
-        left, chosen = CHUNK, list[tuple[Text, int]]()
+        left, chosen = CHUNK, list[Chosen]()
         order = sorted(
             ((task, text) for task in self.running for text in task.alive() if text.logits is None),
             key=lambda each: each[1].left > 1,  # those that lack one token first, else as they came
@@ -169,10 +190,10 @@ class Scheduler:
             count = self._count_of(task, text, left)
             if count and self._make_room(task, text, count):
                 count = min(count, text.left + len(text.draft))
-                chosen.append((text, count))
+                chosen.append((task, text, count))
                 left -= count
         # setting one aside takes back what was chosen for it
-        return [(text, count) for text, count in chosen if text.number >= 0]
+        return [each for each in chosen if each[0].running]
 
     def _count_of(self, task: Task, text: Text, left: int) -> int:
         if task.brought and text.computed == 0:  # all at once with what is beside
@@ -212,13 +233,13 @@ class Scheduler:
         self.waiting.appendleft(task)
         self.preempted += 1
 
-    def _rows(self, chosen: list[tuple[Text, int]]) -> Rows:
+    def _rows(self, chosen: list[Chosen]) -> Rows:
         tokens: list[int] = []
         sequences: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
         totals: list[int] = []
-        for text, count in chosen:
+        for _, text, count in chosen:
             end, length = text.computed + count, len(text.tokens)
             # the answer to the last token, and to each guess after it
             wanted += range(len(tokens) + length - 1 - text.computed, len(tokens) + count)
@@ -237,17 +258,17 @@ class Scheduler:
 
     # what came of it
 
-    def _computed(self, chosen: list[tuple[Text, int]], logits: np.ndarray) -> None:
-        at = 0
-        for text, count in chosen:
+    def _computed(self, chosen: list[Chosen], logits: np.ndarray) -> None:
+        at, known = 0, self.machine.summaries
+        every = None if known is None else list(map(Summary, *(part.tolist() for part in known)))
+        for task, text, count in chosen:
             guesses = len(text.draft)
             text.computed += count - guesses
             if text.computed == len(text.tokens):
                 text.logits = logits[at : at + 1 + guesses]
+                text.summaries = None if every is None else every[at : at + 1 + guesses]
                 at += 1 + guesses
-        for task in self.running:
-            for text in task.alive():
-                self._settle(task, text)
+            self._settle(task, text)
 
     def _settle(self, task: Task, text: Text) -> None:
         """Full blocks are left to others, those out of sight are handed back."""
@@ -267,8 +288,10 @@ class Scheduler:
         if len(task.texts) == 1:
             self._accept_guesses(task, first)
         else:
-            given = np.stack([(text or first).logits[0] for text in task.texts])  # type: ignore[index]
-            said = task.answers.accept(given)
+            each = [text or first for text in task.texts]
+            given = np.stack([text.logits[0] for text in each])  # type: ignore[index]
+            known = None if first.summaries is None else [text.summaries[0] for text in each]  # type: ignore[index]
+            said = task.answers.accept(given, known)
             if not task.answers.finished:
                 self._move(task, task.answers.moves)
             task.say(said)
@@ -279,11 +302,11 @@ class Scheduler:
 
     def _accept_guesses(self, task: Task, text: Text) -> None:
         """A guess is right where it is what would have been chosen: the answer is the same without any."""
-        logits, draft = text.logits, text.draft
+        logits, summaries, draft = text.logits, text.summaries, text.draft
         text.logits, text.draft = None, []
-        assert logits is not None
         for place in range(len(draft) + 1):
-            said = task.answers.accept(logits[place : place + 1])
+            one = slice(place, place + 1)
+            said = task.answers.accept(logits[one], summaries and summaries[one])  # type: ignore[index]
             move = task.answers.moves[0]
             if not task.answers.finished and move is not None:
                 text.tokens.append(move[1])
@@ -293,8 +316,12 @@ class Scheduler:
             text.computed += 1
         if task.speculation is not None and draft:
             task.speculation.learn(len(draft), place)
+            for _, _, completion in said:
+                completion.guessed, completion.right = task.speculation.guessed, task.speculation.right
         if place < len(draft) and not task.answers.finished:
             self.machine.forget(text.number, text.computed)
+        if place and not task.answers.finished:
+            self._settle(task, text)
 
     def _move(self, task: Task, moves: list[Move | None]) -> None:
         """Each row goes on from the text of a row: the first to do so takes it, others a copy."""
@@ -330,7 +357,7 @@ class Scheduler:
         if task in self.running:
             self.running.remove(task)
         task.finished = True
-        task.heard()
+        task.heard(task)
 
     def _leave(self, task: Task) -> None:
         task.running = False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.engine.answers import Answers, Said
+from qkv.engine.logprobs import Summary
 from qkv.engine.requests import Request
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class Text:
     computed: int = 0
     published: int = 0  # blocks that others may begin with
     parent: int = 0  # the node that the next of them comes after
-    logits: np.ndarray | None = None  # after the last token, once it is computed
+    logits: np.ndarray | None = None  # after the last token and each guess, once they are computed
+    summaries: list[Summary] | None = None  # of the logits
     draft: list[int] = field(default_factory=list)  # guesses of what comes next
 
     @property
@@ -56,7 +58,7 @@ class Task:
     read: int = 0  # tokens of the prompt that were read, or found
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-    heard: Callable[[], None] = lambda: None  # told when there is something new
+    heard: Callable[[Task], None] = lambda task: None  # told when there is something new
 
     @property
     def rows(self) -> int:
@@ -82,4 +84,4 @@ class Task:
             completion.prefill_seconds, completion.decode_seconds = self.prefill_seconds, self.decode_seconds
             self.said.append((which, text, completion))
         if said:
-            self.heard()
+            self.heard(self)

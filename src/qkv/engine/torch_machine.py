@@ -14,6 +14,7 @@ from qkv.nn import Layout, NoTap, Transformer
 from qkv.nn.paged import PagedCache, kept
 from qkv.runtime import Rows
 from qkv.runtime.blocks import BLOCK, Pool, blocks
+from qkv.runtime.machine import Summaries
 from qkv.spec import DynamicNTK, Language, LongRope, MultiToken, Rotary, Stack
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class TorchMachine:
         )
         roles = {mixer.role for layer in stack.layers for _, mixer in layer.mixers()}
         self.goes_back = "mixer" not in roles
+        self.summaries: Summaries | None = None
         self.shares = self.goes_back and not self.by_length and "cross" not in roles
 
     @property

@@ -144,7 +144,7 @@ class Pool:
 
     def hand_back(self, sequence: int, position: int) -> None:
         """Gives up the blocks that no query from `position` on sees."""
-        if self.window is None:
+        if self.window is None or sequence >= len(self.lengths):
             return
         first, seen = self.first[sequence], max(0, position - self.window + 1) // BLOCK
         for block in self.table[sequence, first:seen].tolist()[::-1]:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qkv.checkpoints import StoredTensor
 from qkv.runtime.blocks import Pool
 from qkv.runtime.interpreter import Floats, Interpreter, Kept, Rows
 from qkv.runtime.lower import Lowered
+
+
+class Summaries(NamedTuple):
+    """Of each of some answers: where the greatest number is, it, and ln of the sum of e^x.
+
+    No numbers where one of the answer is none, or infinite.
+    """
+
+    best: NDArray[np.int32]
+    top: Floats
+    log_sum: Floats
 
 
 class Machine(Protocol):
@@ -22,6 +34,7 @@ class Machine(Protocol):
 
     shares: bool  # whether what a token keeps depends on nothing but the tokens before it
     goes_back: bool  # whether a sequence can be taken back to any of its tokens
+    summaries: Summaries | None  # of what `run` gave last, where they are known
     by_length: bool  # whether what a token keeps depends on how long the text was that it came with
 
     @property
@@ -91,6 +104,7 @@ class Interpreted:
 
     run = step
     shares, goes_back, by_length = False, True, False
+    summaries: Summaries | None = None
     own: Sequence[Pool] = ()
     beside: Sequence[Pool] = ()
 

@@ -17,6 +17,7 @@ from qkv.runtime.blocks import BLOCK, Pool, blocks
 from qkv.runtime.built import missing
 from qkv.runtime.interpreter import Floats, Rows
 from qkv.runtime.lower import Lowered
+from qkv.runtime.machine import Summaries
 from qkv.runtime.program import Attend
 from qkv.runtime.threads import default_threads
 
@@ -88,6 +89,7 @@ class Native:
         self.own = [Pool(self.cache, number, window) for number, window in enumerate(windows)]
         self.beside = [Pool(self.cache, number) for number in range(len(windows), count)]
         self.shares = not self.beside
+        self.summaries: Summaries | None = None
         packed = Packed(native, weights)
         self.lowered = lowered
         self.main = Assembly(native, lowered.main, packed, list(slots), set_).built
@@ -131,7 +133,15 @@ class Native:
         return self._answered(given, len(rows.wanted))
 
     def run(self, rows: Rows) -> Floats:
-        return self._answered(self._given(rows), len(rows.wanted))
+        answers = self._answered(self._given(rows), len(rows.wanted))
+        self.summaries = self._summaries(answers) if self.columns == self.width else None
+        return answers
+
+    def _summaries(self, answers: Floats) -> Summaries:
+        count = len(answers)
+        found = Summaries(np.empty(count, np.int32), np.empty(count, np.float32), np.empty(count, np.float32))
+        self.main.summarise(answers, self.workers, *found)
+        return found
 
     def _given(self, rows: Rows) -> _Given:
         if not len(rows.tokens):

@@ -1,0 +1,151 @@
+"""What a scheduler holds between two steps, as plain values, and a pure function that finds what is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from qkv.engine.scheduler import Scheduler
+from qkv.engine.tasks import Task
+from qkv.runtime.blocks import BLOCK, Pool, blocks
+
+
+@dataclass(frozen=True)
+class Table:
+    """The blocks of a sequence from place `first` on, and how many tokens it has room for."""
+
+    first: int
+    length: int
+    held: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PoolState:
+    group: int
+    window: int | None
+    limit: int | None
+    holders: tuple[int, ...]
+    free: tuple[int, ...]
+    cached: tuple[int, ...]
+    published: Mapping[int, tuple[int, ...]]  # the tokens of each block that others may begin with
+    tables: Mapping[int, Table]
+
+
+@dataclass(frozen=True)
+class TextState:
+    number: int
+    tokens: tuple[int, ...]
+    computed: int
+    running: bool
+    answered: bool  # whether logits wait for the others of its task
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Between two steps. `spare` are the numbers of sequences that were given back, of `count` in all."""
+
+    pools: tuple[PoolState, ...]
+    texts: tuple[TextState, ...]
+    spare: tuple[int, ...]
+    count: int
+    both: int  # tasks that wait and run at once
+
+
+def snapshot(scheduler: Scheduler) -> Snapshot:
+    """A copy that later steps do not touch."""
+    tasks = [*scheduler.running, *scheduler.waiting]
+    return Snapshot(
+        tuple(_pool(scheduler, pool) for pool in scheduler.machine.own),
+        tuple(text for task in tasks for text in _texts(task)),
+        tuple(scheduler._free),
+        scheduler._count,
+        len(tasks) - len({id(task) for task in tasks}),
+    )
+
+
+def _texts(task: Task) -> Iterator[TextState]:
+    for text in task.alive():
+        waits = text.logits is not None
+        yield TextState(text.number, tuple(text.tokens), text.computed, task.running, waits)
+
+
+def _pool(scheduler: Scheduler, pool: Pool) -> PoolState:
+    tables = {
+        number: Table(pool.first[number], int(pool.lengths[number]), tuple(pool.held(number)))
+        for number in range(len(pool.lengths))
+        if pool.lengths[number] or pool.first[number]
+    }
+    owners = scheduler.prefixes.owners
+    published = {
+        block: owners[pool.group, block].key[1] if (pool.group, block) in owners else ()
+        for block in pool.published
+    }
+    return PoolState(
+        pool.group,
+        pool.window,
+        pool.limit,
+        tuple(pool.holders),
+        tuple(pool.free),
+        tuple(pool.cached),
+        published,
+        tables,
+    )
+
+
+def violations(state: Snapshot) -> list[str]:
+    """Every invariant that does not hold, in words."""
+    return [*_of_texts(state), *(found for pool in state.pools for found in _of_pool(state, pool))]
+
+
+def _of_texts(state: Snapshot) -> Iterator[str]:
+    live = [text.number for text in state.texts if text.running]
+    if state.both:
+        yield "a task waits and runs at once"
+    if len(set(live)) < len(live):
+        yield "two texts have one number"
+    if sorted([*live, *state.spare]) != list(range(state.count)):
+        yield f"numbers {live} are used and {list(state.spare)} spare, of {state.count}"
+    for text in state.texts:
+        if not 0 <= text.computed <= len(text.tokens):
+            yield f"of {len(text.tokens)} tokens {text.computed} are computed"
+        if not text.running and (text.number >= 0 or text.computed or text.answered):
+            yield f"a text that waits holds number {text.number} and {text.computed} tokens"
+        if text.running and text.answered != (text.computed == len(text.tokens)):
+            yield f"text {text.number} has all its tokens computed and no answer, or an answer too early"
+
+
+def _of_pool(state: Snapshot, pool: PoolState) -> Iterator[str]:
+    total, name = len(pool.holders), f"pool {pool.group}"
+    held = {block for block, count in enumerate(pool.holders) if count}
+    if sorted([*pool.free, *pool.cached, *held]) != list(range(total)):
+        yield f"{name}: free, cached and held blocks are not each block once"
+    if pool.limit is not None and total > pool.limit:
+        yield f"{name}: {total} blocks of at most {pool.limit}"
+    counted = Counter(block for table in pool.tables.values() for block in table.held)
+    if any(counted[block] != count for block, count in enumerate(pool.holders)):
+        yield f"{name}: holders are counted wrong"
+    if not set(pool.cached) <= pool.published.keys():
+        yield f"{name}: blocks are kept that nobody can find"
+    if pool.published.keys() & set(pool.free):
+        yield f"{name}: blocks can be found that are free"
+    live = {text.number: text for text in state.texts if text.running}
+    if pool.tables.keys() - live.keys():
+        yield f"{name}: sequences {sorted(pool.tables.keys() - live.keys())} hold blocks of no text"
+    for number, text in live.items():
+        yield from _of_table(f"{name}, text {number}", text, pool)
+
+
+def _of_table(name: str, text: TextState, pool: PoolState) -> Iterator[str]:
+    table = pool.tables.get(text.number, Table(0, 0, ()))
+    if table.length != text.computed:
+        yield f"{name}: {table.length} tokens have room and {text.computed} are computed"
+    if len(table.held) != blocks(table.length) - table.first:
+        yield f"{name}: {len(table.held)} blocks from {table.first} for {table.length} tokens"
+    seen = 0 if pool.window is None else max(0, text.computed - pool.window + 1) // BLOCK
+    if table.first != seen:
+        yield f"{name}: blocks before {table.first} are handed back, and {seen} are out of sight"
+    for place, block in enumerate(table.held, table.first):
+        tokens = text.tokens[place * BLOCK : (place + 1) * BLOCK]
+        if block in pool.published and pool.published[block] != tokens:
+            yield f"{name}: block {block} is known for other tokens"
