@@ -77,12 +77,3 @@ def grouped(cases: Iterable[Case]) -> dict[Group, list[Case]]:
     for case in cases:
         groups.setdefault(case.group, []).append(case)
     return groups
-
-
-def rotated(names: list[str], round: int) -> list[str]:
-    """The order of the engines in a round: each comes first once in so many rounds.
-
-    What follows a busy engine finds a warmer and slower processor; that falls on each in turn.
-    """
-    start = round % len(names) if names else 0
-    return names[start:] + names[:start]

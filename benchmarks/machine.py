@@ -1,73 +1,18 @@
-"""The machine while figures are taken: what it is, how busy others keep it, how fast its memory reads."""
+"""The machine while engines are measured: waiting for a quiet one, what they hold, how fast memory reads."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from qkv.benching.figures import QUIET
+from qkv.benching.machine import Moment
 
 MEGABYTES, REPEATS = 512, 7  # the bandwidth's buffer, well past any cache, and how often it is read
-QUIET = 0.05  # share of all cores that others may have without a figure counting as disturbed
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def described() -> dict[str, Any]:
-    """The processor, its cores, the instructions that matter here, and the system."""
-    info = Path("/proc/cpuinfo").read_text()
-    fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-    fields = {key.strip(): value.strip() for key, value in fields.items()}
-    flags = set(fields.get("flags", fields.get("Features", "")).split())
-    notable = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve")
-    return {
-        "processor": fields.get("model name", platform.machine()),
-        "cores": len(os.sched_getaffinity(0)),
-        "instructions": [flag for flag in notable if flag in flags],
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }
-
-
-def busy_seconds(stat: str) -> tuple[float, float]:
-    """From the text of /proc/stat: seconds that cores were busy since the start, and were taken away.
-
-    Taken away (steal) is what the host gave to other machines while something here wanted to run.
-    """
-    user, nice, system, _, _, irq, softirq, steal = map(int, stat.splitlines()[0].split()[1:9])
-    return (user + nice + system + irq + softirq) / TICKS, steal / TICKS
-
-
-def used_seconds(stat: str) -> float:
-    """From the text of /proc/PID/stat: seconds of processor that a process has used, all its threads."""
-    after_name = stat.rsplit(")", 1)[1].split()  # a name may hold spaces and brackets
-    return (int(after_name[11]) + int(after_name[12])) / TICKS
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Clock and counters at one moment, to compare with a later one."""
-
-    clock: float
-    busy: float
-    stolen: float
-    own: float
-
-    @staticmethod
-    def now(process: int | None = None) -> Moment:
-        busy, stolen = busy_seconds(Path("/proc/stat").read_text())
-        own = 0.0 if process is None else used_seconds(Path(f"/proc/{process}/stat").read_text())
-        return Moment(time.perf_counter(), busy, stolen, own)
-
-    def others(self, later: Moment, cores: int) -> float:
-        """The share of all cores, 0 to 1, that went to others between the two, other machines included."""
-        elapsed = max(later.clock - self.clock, 1 / TICKS)
-        foreign = later.busy - self.busy - (later.own - self.own) + later.stolen - self.stolen
-        return min(max(foreign / (elapsed * cores), 0.0), 1.0)
 
 
 def wait_for_quiet(patience: float, pause: float = 0.5) -> float:

@@ -10,12 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import Case, Group, rotated
-from benchmarks.figures import Sample, agreement, bytes_per_token
-from benchmarks.machine import Bandwidth, Moment, resident, wait_for_quiet
+from benchmarks.cases import Case, Group
+from benchmarks.figures import agreement
+from benchmarks.machine import Bandwidth, resident, wait_for_quiet
 from benchmarks.models import Files
 from benchmarks.prompts import Prompts
 from benchmarks.workers import Worker, WorkerFailed
+from qkv.benching.figures import Sample, bytes_per_token, rotated
+from qkv.benching.machine import Moment
 
 Say = Callable[[str], None]
 SHORT = 16  # prompt tokens for a start: so few that loading is what counts

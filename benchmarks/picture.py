@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from statistics import median
 
-from benchmarks.figures import Spread, chosen
 from benchmarks.measure import Measured
+from qkv.benching.figures import Spread, chosen
 
 COLOURS = ("#1f6feb", "#d97706", "#059669", "#9333ea", "#64748b", "#be123c")
 WIDTH, BAR, GAP, LEFT, TOP = 460, 15, 14, 70, 64  # of one panel, in pixels

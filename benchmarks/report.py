@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.cases import Case, Group
-from benchmarks.figures import Spread, chosen, share_of_limit
 from benchmarks.measure import Measured, Outcome, Started
+from qkv.benching.figures import Spread, chosen, number, share_of_limit
 
 INTRODUCTION = """# Benchmarks
 
@@ -21,13 +21,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of Markdown; columns after the first are numbers, at the right."""
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
-
-
-def number(value: float) -> str:
-    """Three digits that matter, and thousands in full."""
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def spread(values: Sequence[float]) -> str:

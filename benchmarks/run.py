@@ -13,8 +13,9 @@ import click
 
 import qkv.sources
 from benchmarks import cases, environments, measure, picture, report, workers
-from benchmarks.machine import Bandwidth, described
+from benchmarks.machine import Bandwidth
 from benchmarks.prompts import Prompts
+from qkv.benching.machine import described
 from qkv.checkpoints import read_gguf
 from qkv.text import from_gguf
 

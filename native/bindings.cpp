@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "bandwidth.h"
 #include "program.h"
 
 namespace nb = nanobind;
@@ -147,6 +148,20 @@ void run(Built& self, Array<i32> tokens, Array<i32> sequences, Array<i32> positi
   self.program.run(rows, given, cache, workers, self.kernels, to);
 }
 
+// best, top and log_sum of each row
+void summarise(Built& self, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> answers, Workers& workers,
+               nb::ndarray<i32, nb::ndim<1>, nb::c_contig, nb::device::cpu> best,
+               nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu> top,
+               nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu> log_sum) {
+  std::vector<Summary> found(answers.shape(0));
+  {
+    nb::gil_scoped_release released;
+    self.program.summarise(answers.data(), static_cast<int>(found.size()), workers, self.kernels, found.data());
+  }
+  for (std::size_t i = 0; i < found.size(); i++)
+    best.data()[i] = found[i].best, top.data()[i] = found[i].top, log_sum.data()[i] = found[i].log_sum;
+}
+
 template <class Operation, class... Given>
 void add(Built& self, Given&&... given) {
   self.program.add(std::make_unique<Operation>(std::forward<Given>(given)...));
@@ -160,6 +175,7 @@ NB_MODULE(_native, m) {
     for (const auto* each : kernel_sets()) names.emplace_back(each->name);
     return names;
   });
+  m.def("read_bandwidth", &read_bandwidth, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Matrix>(m, "Matrix")
       .def("__init__", [](Matrix*) { throw std::invalid_argument("use matrix()"); })
@@ -229,6 +245,7 @@ NB_MODULE(_native, m) {
       .def("attend", &attend, "query"_a, "out"_a, "slot"_a, "heads"_a, "scale"_a, "sight"_a, "cap"_a, "sinks"_a.none(),
            "slopes"_a.none(), "bias"_a.none(), "reach"_a)
       .def("check", &check, "tokens"_a, "sequences"_a, "positions"_a, "types"_a.none(), "wanted"_a)
+      .def("summarise", &summarise)
       .def("run", &run, "tokens"_a, "sequences"_a, "positions"_a, "types"_a.none(), "wanted"_a, "tables"_a, "cache"_a,
            "workers"_a, "answers"_a.none());
 }

@@ -18,6 +18,7 @@ import pytest
 
 import qkv
 from qkv import cli
+from qkv.engine.scheduler import Scheduler
 from qkv.model import Model, Stream
 from qkv.runtime.built import status
 from tests.engine.tiny import CLOSE, save_llama
@@ -96,7 +97,8 @@ def test_help_shows_every_option_and_examples(
         "--presence-penalty --frequency-penalty --logit-bias --runtime --dtype --device --threads --ignore "
         "--json "
     ) + {
-        "generate": "--stop --ignore-eos --samples -N --beams --length-penalty --logprobs --top-logprobs",
+        "generate": "--stop --ignore-eos --samples -N --beams --length-penalty --logprobs --top-logprobs "
+        "--input --output --overwrite",
         "chat": "--system",
     }[command]
     assert done.status == 0
@@ -231,6 +233,100 @@ def test_a_runtime_is_chosen_by_name(run: Run, folder: Path, model: Model, runti
 def test_threads_are_the_models(run: Run, folder: Path, model: Model) -> None:
     text = model.generate("ABC", max_new_tokens=6, ignore_eos=True).text
     assert run("generate", "-m", folder, "ABC", *GREEDY, "-t", 1).out == f"ABC{text}\n"
+
+
+# generate, many at once
+
+
+MANY = """"ABC"
+{"prompt": "hello", "id": 7, "max_new_tokens": 3}
+{"messages": [{"role": "user", "content": "hi"}]}
+"""
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(MANY)
+    return path
+
+
+def expected(model: Model) -> list[list[int]]:
+    chat = model.chat([{"role": "user", "content": "hi"}])
+    counts: list[tuple[Any, int]] = [("ABC", 6), ("hello", 3), (chat, 6)]
+    return [model.generate(prompt, max_new_tokens=n, ignore_eos=True).tokens for prompt, n in counts]  # type: ignore[union-attr]
+
+
+def test_lines_of_a_file_are_answered_into_another(
+    run: Run, folder: Path, model: Model, prompts: Path, tmp_path: Path
+) -> None:
+    """A line has what `--json` gives of an answer; run again, there is nothing left to do."""
+    output = tmp_path / "answers.jsonl"
+    asked = ("generate", "-m", folder, "--input", prompts, "--output", output, *GREEDY)
+    done = run(*asked)
+    assert (done.status, done.out) == (0, "") and done.err.count("\n") == 1
+    assert "| 3 lines | prompts " in done.err and "| text 15 tokens at " in done.err
+    found = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [data["tokens"] for data in found] == expected(model)
+    single = json.loads(run("generate", "-m", folder, "ABC", *GREEDY, "--json").out)
+    for key in ("text", "tokens", "finish_reason"):
+        assert found[0][key] == single[key]
+    assert found[0].keys() == {"line", "input", "text", "tokens", "finish_reason", "logprobs"}
+    assert [data.get("id") for data in found] == [None, 7, None]
+    before = output.read_bytes()
+    assert "| 3 lines, 3 of them before | prompts 0 tokens | text 0 tokens" in run(*asked).err
+    assert output.read_bytes() == before
+
+
+def test_lines_come_from_standard_input_and_go_to_standard_output(
+    run: Run, folder: Path, model: Model
+) -> None:
+    done = run("generate", "-m", folder, "--input", "-", *GREEDY, stdin=MANY)
+    assert done.status == 0
+    assert [json.loads(line)["tokens"] for line in done.out.splitlines()] == expected(model)
+    assert run("generate", "-m", folder, "--input", "-", "--output", "-", *GREEDY, stdin=MANY).out == done.out
+
+
+def test_a_line_that_fails_is_said_at_the_end(run: Run, folder: Path, model: Model) -> None:
+    done = run("generate", "-m", folder, "--input", "-", *GREEDY, stdin=b'"ABC"\n"\xff"\noops\n"ABC"\n')
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert done.status == 1 and found[0]["tokens"] == found[3]["tokens"] == expected(model)[0]
+    assert done.err.endswith("\n2 of 4 lines failed; line 2: The line is not UTF-8 text.\n")
+
+
+def test_an_interrupted_run_goes_on(
+    run: Run, folder: Path, model: Model, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three tokens of the second line come before six of the first, and wait for them."""
+    output = tmp_path / "answers.jsonl"
+    asked = ("generate", "-m", folder, "--input", prompts, "--output", output, *GREEDY)
+    step, calls = Scheduler.step, iter(range(100))
+
+    def interrupted(scheduler: Scheduler) -> bool:
+        if next(calls) == 6:
+            raise KeyboardInterrupt
+        return step(scheduler)
+
+    prompts.write_text(MANY.replace('"hi"}]}', '"hi"}], "max_new_tokens": 7}'))
+    monkeypatch.setattr(Scheduler, "step", interrupted)
+    assert run(*asked) == Outcome(130, "", "")
+    held = output.read_bytes()
+    assert held.count(b"\n") == 2
+    output.write_bytes(held + b'{"line": 3, "in')  # as a machine that stops leaves it
+    assert "| 3 lines, 2 of them before |" in run(*asked).err
+    tokens = [json.loads(line)["tokens"] for line in output.read_text().splitlines()]
+    assert [*tokens[:2], tokens[2][:6]] == expected(model) and len(tokens[2]) == 7
+
+
+def test_other_input_is_refused_until_it_is_to_begin_anew(
+    run: Run, folder: Path, model: Model, prompts: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "answers.jsonl"
+    output.write_text("notes\n")
+    asked = ("generate", "-m", folder, "--input", prompts, "--output", output, *GREEDY)
+    sentence(run(*asked), 2, f"Line 1 of {output} is no answer to that line of the input", "--overwrite.")
+    assert output.read_text() == "notes\n" and run(*asked, "--overwrite").status == 0
+    assert json.loads(output.read_text().splitlines()[0])["tokens"] == expected(model)[0]
 
 
 # chat
@@ -392,6 +488,11 @@ WRONG: list[tuple[tuple[object, ...], str]] = [
     (("chat", "-m", "FOLDER", "--system", "x" * 600), "the context holds 512"),
     (("generate",), "Missing argument"),
     (("generate", "a", "b"), "unexpected extra argument"),
+    (("generate", "a", "--input", "b"), "PROMPT and --input are both given"),
+    (("generate", "a", "--output", "b"), "--output and --overwrite are for --input"),
+    (("generate", "a", "--overwrite"), "--output and --overwrite are for --input"),
+    (("generate", "-m", "FOLDER", "--input", "-", "--temperature", -1), "temperature is -1.0"),
+    (("generate", "-m", "FOLDER", "--input", "missing.jsonl"), "cannot be read"),
     (("generate", "a", "--colour"), "--colour"),
     (("produce",), "produce"),
 ]
@@ -400,7 +501,7 @@ WRONG: list[tuple[tuple[object, ...], str]] = [
 @pytest.mark.parametrize(("arguments", "part"), WRONG)
 def test_a_wrong_request(run: Run, folder: Path, arguments: tuple[object, ...], part: str) -> None:
     done = run(*(folder if argument == "FOLDER" else argument for argument in arguments))
-    status = 1 if "surrogate" in part else 2
+    status = 1 if part in ("surrogate", "cannot be read") else 2
     sentence(done, status, part)
 
 

@@ -22,7 +22,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "qkv"
 HOUSE = [
     "errors", "memory", "sources", "spec", "families", "generation_config", "checkpoints", "text",
     "inspection", "planning", "nn", "runtime", "loading", "conversion", "engine", "model", "verification",
-    "explanation", "context", "train", "lineage", "serve", "claims", "cli",
+    "benching", "explanation", "context", "train", "lineage", "serve", "claims", "console", "options", "cli",
 ]  # fmt: skip
 ONLY = {"lineage": {"errors", "spec", "nn", "lineage"}}
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -76,9 +76,12 @@ def test_imports_go_downwards(file: Path) -> None:
         "qkv.loading",
         "qkv.conversion",
         "qkv.engine",
+        "qkv.engine.files",
         "qkv.engine.scheduler",
+        "qkv.engine.serving",
         "qkv.model",
         "qkv.verification",
+        "qkv.benching",
         "qkv.cli",
     ],
 )

@@ -57,7 +57,8 @@ class Request:
 class Timing(NamedTuple):
     """Seconds from the prompts to every stream's first token, then to its last; the tokens of each.
 
-    `early` are tokens after a stream's first that came while other prompts were still being read.
+    `early` are tokens after a stream's first that did not come within `decode`: while other prompts were
+    still being read, or when other streams had ended.
     """
 
     prefill: float

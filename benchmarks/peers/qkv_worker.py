@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from protocol import Request, Timing, serve
 
 import qkv
-from qkv.benching.measuring import timed
+from qkv.engine.timing import timed
 
 
 class Qkv:

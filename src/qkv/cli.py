@@ -7,121 +7,30 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 import qkv
-from qkv.errors import QkvError, RequestError, SourceError, TokenizerError, UnsupportedError
+from qkv import console
+from qkv.console import notes, progress
+from qkv.errors import QkvError, RequestError, SourceError, UnsupportedError
+from qkv.options import (
+    answering,
+    filing,
+    json_option,
+    loading,
+    model_option,
+    path_option,
+    sampling,
+)
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from qkv.engine import Completion
     from qkv.model import Model, Prompt, Stream
-
-Command = TypeVar("Command", bound=Callable[..., None])
-
-
-def options(*each: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several options as one decorator, shown in this order."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(each):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-loading = options(
-    click.option(
-        "--runtime",
-        help="What generates: native, torch or numpy; default: the fastest there is for the model.",
-    ),
-    click.option("--dtype", help="Of torch: float32, bfloat16 or float16; default: the file's."),
-    click.option("--device", default="cpu", show_default=True, help="cpu, or of torch: cuda, mps."),
-    click.option(
-        "--threads",
-        "-t",
-        type=click.IntRange(min=1),
-        help="Processor threads; fewer where others work too.",
-    ),
-    click.option("--ignore", multiple=True, help="A configuration key or tensor to do without."),
-)
-
-
-def _biases(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> Any:
-    """TOKEN=NUMBER, each token an id or a text, as the library takes them."""
-    found: dict[int | str, float] = {}
-    for text in given:
-        name, _, number = text.rpartition("=")
-        try:
-            token, value = int(name) if name.isascii() and name.isdigit() else name, float(number)
-        except ValueError:
-            raise click.BadParameter(f"{text!r} is not of the form TOKEN=NUMBER.") from None
-        if token in found:
-            raise click.BadParameter(f"{name!r} is given twice.")
-        found[token] = value
-    return found or None
-
-
-sampling = options(
-    click.option(
-        "--max-new-tokens", "-n", type=int, help="At most this many; default the model's own, or 256."
-    ),
-    click.option(
-        "--temperature", type=float, help="0 is greedy; without it, other sampling options make it 1."
-    ),
-    click.option("--top-k", type=int, help="Keep this many of the likeliest tokens."),
-    click.option("--top-p", type=float, help="Keep the fewest tokens whose probabilities reach this."),
-    click.option("--min-p", type=float, help="Keep tokens of at least this share of the likeliest."),
-    click.option("--repetition-penalty", type=float, help="Above 1 discourages repeats."),
-    click.option("--presence-penalty", type=float, help="-2 to 2, off each token the answer already holds."),
-    click.option(
-        "--frequency-penalty", type=float, help="-2 to 2, off a token each time the answer holds it."
-    ),
-    click.option(
-        "--logit-bias",
-        multiple=True,
-        callback=_biases,
-        metavar="TOKEN=NUMBER",
-        help="Add to a token's logit; -inf forbids it. An id, or a text of one token; may be repeated.",
-    ),
-    click.option("--seed", type=int, help="The same seed gives the same text."),
-)
-answering = options(
-    click.option("--stop", multiple=True, help="Stop before this text; may be repeated."),
-    click.option("--ignore-eos", is_flag=True, help="Do not stop at an end token."),
-    click.option("--samples", "-N", "n", type=int, help="So many answers, the prompt read once."),
-    click.option("--beams", type=int, help="Search for the likeliest answer, this many at a time."),
-    click.option(
-        "--length-penalty", type=float, help="Of a search: above 1 favours long answers, default 1."
-    ),
-    click.option(
-        "--logprobs",
-        type=click.Choice(["raw", "processed"]),
-        help="Show each token's: the model's own, or as drawn.",
-    ),
-    click.option("--top-logprobs", type=int, help="Show so many of the likeliest tokens beside each."),
-)
-model_option = click.option(
-    "--model",
-    "-m",
-    default="smollm2",
-    show_default=True,
-    help="Folder, .gguf file, hub name (org/name), or smollm2.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Write a JSON object instead.")
-
-
-def path_option(name: str, about: str) -> Callable[[Command], Command]:
-    return click.option(name, type=click.Path(path_type=Path), help=f"Write {about} to this file.")
 
 
 def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -151,16 +60,24 @@ def command(*examples: str, note: str = "") -> Callable[[Callable[..., None]], c
     'qkv generate -m ./model.gguf -n 64 --temperature 0.8 --seed 1 "Once"',
     'qkv generate -N 3 --presence-penalty 0.5 --logit-bias " the=-inf" "Once"',
     'qkv generate -m ./bart-large-cnn --beams 4 --length-penalty 2 "A long text"',
+    'qkv generate --choice positive --choice negative "A fine film! This review is "',
+    'qkv generate --json-schema schema.json "Name and age of Anna, who is 42, as JSON:"',
     "echo A long text | qkv generate -",
+    "qkv generate --input prompts.jsonl --output answers.jsonl -n 64",
+    """echo '{"prompt": "Once", "id": 7, "seed": 1}' | qkv generate --input -""",
 )
-@click.argument("prompt")
+@click.argument("prompt", required=False)
+@filing
 @model_option
 @sampling
 @answering
 @loading
 @json_option
 def generate(
-    prompt: str,
+    prompt: str | None,
+    source: str | None,
+    output: str | None,
+    overwrite: bool,
     model: str,
     runtime: str | None,
     dtype: str | None,
@@ -173,31 +90,78 @@ def generate(
     """Continue PROMPT, streamed as it is made; - reads standard input.
 
     An encoder-decoder answers PROMPT. Speed, memory and log-probabilities go to standard error.
+
+    Each line of --input is JSON: a text in quotes, or an object with "prompt" (a text or token ids) or
+    "messages" (a conversation), with an "id" if wanted, and options of its own by their names in
+    Python. They are served together, and each has a line of JSON in the output, in the same order. An
+    output that ends early is gone on with, and becomes what it would have been; only what is sampled
+    without a seed may differ. A line that cannot be served has an "error"; the status is then 1.
     """
+
+    def load() -> tuple[Model, float]:
+        return _load(model, dtype, device, ignore, runtime, threads)
+
+    if prompt is None and source is not None:
+        _answer_lines(load, source, output or "-", overwrite, asked)
+        return
+    if prompt is None or source is not None:
+        found = "Missing argument 'PROMPT'" if prompt is None else "PROMPT and --input are both given"
+        raise click.UsageError(f"{found}: give a text, or a file of them with --input.")
+    if output is not None or overwrite:
+        raise click.UsageError("--output and --overwrite are for --input.")
     # a last line break is echo's, not the text's
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-    loaded, seconds = _load(model, dtype, device, ignore, runtime, threads)
+    loaded, seconds = load()
     before = text if loaded.spec.encoder is None else ""
     if asked["n"] not in (None, 1):
         done = cast("list[Completion]", loaded.generate(text, **asked))
     else:
         done = [_streamed(loaded, text, before, as_json, asked)]
     if as_json:
-        click.echo(json.dumps(_report(loaded, done, seconds), ensure_ascii=False, allow_nan=False))
+        click.echo(json.dumps(console.report(loaded, done, seconds), ensure_ascii=False, allow_nan=False))
         return
     for number, completion in enumerate(done, 1):
         if len(done) > 1:
-            notes().print(f"{number} of {len(done)}, ended by {_ending(completion)}", style="dim")
+            notes().print(f"{number} of {len(done)}, ended by {console.ending(completion)}", style="dim")
             click.echo(before + completion.text)
         if asked["logprobs"] or asked["top_logprobs"]:
-            _show_logprobs(loaded, completion)
-    _show_speed(done, seconds)
+            console.show_logprobs(loaded, completion)
+    console.show_speed(done, seconds)
+
+
+def _answer_lines(
+    load: Callable[[], tuple[Model, float]], source: str, output: str, overwrite: bool, asked: dict[str, Any]
+) -> None:
+    """Answers each line of a file, and says what that took."""
+    from qkv.engine import files
+
+    read = sys.stdin.buffer if source == "-" else Path(source)
+    written = sys.stdout.buffer if output == "-" else Path(output)
+    with files.opened(read, written, overwrite) as (lines, out):
+        loaded, load_seconds = load()
+        run, started = files.Run(loaded, lines, asked), time.perf_counter()
+        # a count among answers on the same terminal would be in their way
+        total = files.count(read) if notes().is_terminal else None
+        shown = notes().is_terminal and not (output == "-" and sys.stdout.isatty())
+        out.begin()
+        with progress("generating") as report:
+
+            def tell(tokens: int) -> None:
+                rate = tokens / (time.perf_counter() - started)
+                if shown:
+                    report(out.lines, total, f" lines, {rate:,.1f} tokens/s")
+
+            for data in run.answers(tell):
+                out.write(data)
+        console.show_run(run, out, load_seconds, time.perf_counter() - started)
+    if out.failed:
+        raise click.exceptions.Exit(1)
 
 
 def _streamed(loaded: Model, text: str, before: str, silent: bool, asked: dict[str, Any]) -> Completion:
     """One answer, shown as it comes."""
-    with _progress("reading the prompt") as progress:
-        stream = loaded.stream(text, progress=progress, **asked)
+    with progress("reading the prompt") as report:
+        stream = loaded.stream(text, progress=report, **asked)
         first = next(stream, "")
     for piece in chain([before + first], stream):
         if not silent:
@@ -272,8 +236,8 @@ def convert(source: str, out: Path, type: str | None, ignore: tuple[str, ...], a
     """
     from qkv import conversion
 
-    with _progress("converting") as progress:
-        done = conversion.convert(source, out, type, ignore, progress)
+    with progress("converting") as report:
+        done = conversion.convert(source, out, type, ignore, report)
     click.echo(json.dumps(done.data(), ensure_ascii=False) if as_json else str(done))
 
 
@@ -304,11 +268,64 @@ def verify(
     """
     from qkv import verification
 
-    with _progress("verifying") as progress:
-        done = verification.verify(source, text, tokens, formats, threads, progress)
+    with progress("verifying") as report:
+        done = verification.verify(source, text, tokens, formats, threads, report)
     click.echo(json.dumps(done.data(), ensure_ascii=False, allow_nan=False) if as_json else str(done))
     if not done.passed:
         raise click.exceptions.Exit(1)
+
+
+def _numbers(context: click.Context, parameter: click.Parameter, given: str | None) -> tuple[int, ...]:
+    """Whole numbers with commas between."""
+    try:
+        return tuple(int(part) for part in given.split(",")) if given is not None else ()
+    except ValueError:
+        raise click.BadParameter(f"{given!r} is not of the form 1,2.") from None
+
+
+@command(
+    "qkv bench",
+    "qkv bench ./Llama-3.2-1B --threads 1,4,8 --streams 1",
+    "qkv bench model.gguf --prompt 2048 --new 64 --rounds 3 --json",
+    "qkv bench --peers",
+    note="Rounds in which others took much of the machine are left out where three remain.",
+)
+@click.argument("source", default="smollm2")
+@click.option(
+    "--threads",
+    "-t",
+    callback=_numbers,
+    metavar="1,2",
+    help="Numbers of threads; default one, and one for each core.",
+)
+@click.option("--prompt", type=int, default=512, show_default=True, help="Tokens of each prompt.")
+@click.option("--new", type=int, default=128, show_default=True, help="Tokens that each is continued by.")
+@click.option(
+    "--streams",
+    callback=_numbers,
+    metavar="1,8",
+    default="1,8",
+    show_default=True,
+    help="Numbers of texts that are made together.",
+)
+@click.option("--rounds", type=int, default=5, show_default=True, help="How often each is measured, in turn.")
+@click.option("--runtime", help="native, torch or numpy; default: the fastest there is for the model.")
+@click.option("--peers", is_flag=True, help="Say how to compare with other engines, and end.")
+@json_option
+def bench(source: str, peers: bool, as_json: bool, **asked: Any) -> None:
+    """Measure how fast this machine runs a model, and how near to its memory's limit that is.
+
+    SOURCE is a folder, a .gguf file, hub name, or smollm2.
+    """
+    from qkv import benching
+
+    if peers:
+        said = benching.peers()
+        click.echo(json.dumps({"peers": said}) if as_json else said)
+        return
+    with progress("measuring") as report:
+        done = benching.bench(source, **asked, progress=report)
+    click.echo(json.dumps(done.data(), ensure_ascii=False, allow_nan=False) if as_json else str(done))
 
 
 def _write(path: Path, text: str) -> None:
@@ -362,15 +379,6 @@ def chat(
             notes().print(f"There is no command {command}; there are /reset, /system and /quit.")
         else:
             _take_turn(loaded, answer, messages, turn, as_json)
-
-
-@cache
-def notes() -> Console:
-    """Standard error. Made when first written to: most commands never do."""
-    from rich.console import Console
-
-    # no markup: what is shown may hold a user's or a file's [brackets]
-    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def _opening(system: str | None) -> list[dict[str, str]]:
@@ -436,95 +444,9 @@ def _load(
 ) -> tuple[Model, float]:
     """The model, and the seconds it took; a line of progress for those who wait."""
     started = time.perf_counter()
-    with _progress("loading") as progress:
-        model = qkv.load(source, dtype, device, ignore, progress, runtime, threads)
+    with progress("loading") as report:
+        model = qkv.load(source, dtype, device, ignore, report, runtime, threads)
     return model, time.perf_counter() - started
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A line on a terminal that counts, once two seconds have passed, and is gone at the end."""
-    started, status = time.perf_counter(), notes().status("")
-
-    def report(done: int, total: int) -> None:
-        if time.perf_counter() - started > 2 and notes().is_terminal:
-            status.start()
-            status.update(f"{what}: {done:,} of {total:,}")
-
-    try:
-        yield report
-    finally:
-        status.stop()
-
-
-def _report(model: Model, done: list[Completion], load_seconds: float) -> dict[str, Any]:
-    """What there is to know, of one answer at the top, of several in a list."""
-    each = [_answer(completion) for completion in done]
-    return {
-        **(each[0] if len(each) == 1 else {"answers": each}),
-        "prompt_tokens": len(done[0].prompt),
-        "load_seconds": load_seconds,
-        "prefill_tokens_per_second": done[0].prefill_speed,
-        "decode_tokens_per_second": sum(completion.decode_speed for completion in done),
-        "peak_memory_bytes": _peak_memory(),
-        "parameters": model.spec.parameters(),
-        "runtime": model.runtime,
-    }
-
-
-def _answer(done: Completion) -> dict[str, Any]:
-    found = {
-        "text": done.text,
-        "finish_reason": done.finish_reason,
-        "tokens": done.tokens,
-        "logprobs": done.logprobs,
-    }
-    more = {"top_logprobs": done.top_logprobs, "score": done.score, "error": done.error}
-    return found | {name: value for name, value in more.items() if value not in (None, [])}
-
-
-def _ending(done: Completion) -> str:
-    score = "" if done.score is None else f", score {done.score:.4f}"
-    return f"{done.error or done.finish_reason}{score}"
-
-
-def _show_logprobs(model: Model, done: Completion) -> None:
-    """A line for each token: its log-probability, its text, and the likeliest ones."""
-    for place, (token, logprob) in enumerate(zip(done.tokens, done.logprobs, strict=True)):
-        likeliest = done.top_logprobs[place] if done.top_logprobs else []
-        beside = ", ".join(f"{_spelled(model, other)} {value:.3f}" for other, value in likeliest)
-        notes().print(f"{logprob:9.3f}  {_spelled(model, token)}" + (f"  of {beside}" if beside else ""))
-
-
-def _spelled(model: Model, token: int) -> str:
-    try:
-        return repr(model.tokenizer.decode([token], skip_special=False) if model.tokenizer else token)
-    except TokenizerError:  # the model has more ids than its tokenizer has texts
-        return str(token)
-
-
-def _show_speed(answers: list[Completion], load_seconds: float) -> None:
-    done, peak = answers[0], _peak_memory()
-    memory = "" if peak is None else f" | {peak / 1e9:.2f} GB at most"
-    count = sum(len(completion.tokens) for completion in answers)
-    ended = f" | ended by {_ending(done)}" if len(answers) == 1 else ""
-    notes().print(
-        f"loaded in {load_seconds:.1f} s"
-        f" | prompt {len(done.prompt):,} tokens at {done.prefill_speed:,.0f}/s"
-        f" | text {count:,} tokens at {sum(each.decode_speed for each in answers):,.1f}/s"
-        f"{memory}{ended}",
-        style="dim",
-    )
-
-
-def _peak_memory() -> int | None:
-    """Bytes resident at most so far; None where the system does not say."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def main() -> None:

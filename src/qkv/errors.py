@@ -35,3 +35,7 @@ class UnsupportedError(QkvError):
 
 class CapacityError(QkvError):
     """More memory or cache than there is."""
+
+
+class EngineError(QkvError):
+    """An engine that was closed, or a request of one that was cancelled, or broken off with a step."""

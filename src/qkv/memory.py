@@ -1,8 +1,9 @@
-"""How much memory there is to take, before anything is allocated."""
+"""How much memory there is to take, before anything is allocated; and how much was taken."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,28 @@ def free_memory(device: torch.device | str = "cpu") -> int | None:
         return None
     known = [count for count in (_free_here(), _free_in_container(), _free_to_process()) if count is not None]
     return max(min(known), 0) if known else None
+
+
+def peak_memory() -> int | None:
+    """Bytes resident at most so far; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    # of this program alone: what getrusage says begins with the memory of the one that started it
+    peak = _counts(Path("/proc/self/status")).get("VmHWM")
+    if peak is None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_peak() -> bool:
+    """Lets `peak_memory` count from now on; whether the system can (Linux does)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def _free_here() -> int | None:

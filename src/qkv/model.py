@@ -16,6 +16,7 @@ import numpy as np
 from qkv import engine, loading
 from qkv.checkpoints import write_shards
 from qkv.engine import Completion, Options, Request
+from qkv.engine.requests import ONE_ANSWER
 from qkv.errors import RequestError, TokenizerError, UnsupportedError
 from qkv.generation_config import NAME as GENERATION
 from qkv.runtime.choice import Choice, require_torch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from jaxtyping import Float, Int
 
+    from qkv.engine import Engine
     from qkv.nn import Layout, Tap, Taps, Transformer
 
 Prompt: TypeAlias = "str | Sequence[int] | np.ndarray | torch.Tensor"
@@ -39,17 +41,21 @@ def load(
     progress: loading.Progress | None = None,
     runtime: str | None = None,
     threads: int | None = None,
+    kv: str | None = None,
+    cache: int | None = None,
 ) -> Model:
     """A model from a folder in Hugging Face layout, a .gguf file, a hub name, or a packaged name.
 
     `runtime` is what generates: "native", "torch" or "numpy"; None, where QKV_RUNTIME in the
     environment names none either, is the fastest there is here. A `dtype`, and a `device` other than
     "cpu", are torch's; `dtype` None follows the file, and quantised weights become float32 there.
-    `threads` None are as many as do good. `ignore` names configuration keys or patterns of tensors to
+    `threads` None are as many as do good. `kv` is how the native runtime keeps keys and values: "f32",
+    "bf16" or "int8", half the memory of bf16; `cache` how many bytes they may take in all, else what is
+    free. `ignore` names configuration keys or patterns of tensors to
     do without; each must match something. Raises a `qkv.QkvError` whose sentence says what is wrong
     and what would be right.
     """
-    return Model(loading.load(source, dtype, device, ignore, progress, runtime, threads))
+    return Model(loading.load(source, dtype, device, ignore, progress, runtime, threads, kv, cache))
 
 
 class Model:
@@ -139,7 +145,11 @@ class Model:
         - n: so many samples of each prompt, which is read once; sample i is the same whatever n.
         - beams, length_penalty, early_stopping: see `qkv.engine.BeamSearch`; n of its answers, best
           first, fewer where the search finds no more.
+        - speculate: "ngram", or a smaller model of the same vocabulary, guesses what comes next. The text
+          is the same as without, and comes sooner where guesses are right.
         - logprobs: "raw" (default) or "processed"; top_logprobs: see `qkv.engine.Completion`.
+        - json_schema (a dict, its text, or True for any object), regex or choice (texts): what the whole
+          answer must be, unless a stop or the limit cuts it: see `qkv.engine.constraints`.
 
         With n above 1 each prompt's answers are a list. Raises RequestError, or CapacityError for a
         cache that does not fit, before anything runs; RequestError also where the model's numbers
@@ -176,10 +186,20 @@ class Model:
         text in one piece at its end.
         """
         if options.get("n") not in (None, 1):
-            raise RequestError("A stream is of one answer: leave n out, or generate without a stream.")
+            raise RequestError(ONE_ANSWER)
         options["n"] = 1
         request = self.request(prompt, features, **options)
         return Stream(engine.stream(self.loaded, [request], lambda: self._tap, progress), request)
+
+    def engine(self) -> Engine:
+        """Serves many requests at once, of event loops and of threads: see `qkv.engine.Engine`.
+
+            async with model.engine() as engine:
+                print(await engine.generate("The capital of France is"))
+
+        The model may be used beside it as before.
+        """
+        return engine.Engine(self.loaded, self.request, lambda: self._tap)
 
     def request(
         self,
@@ -192,6 +212,9 @@ class Model:
             raise UnsupportedError("This model has no language head, so it cannot generate.")
         if self.spec.decoder is None:
             raise UnsupportedError("This model is an encoder, which fills in a text and cannot generate one.")
+        drafter = options.get("speculate")
+        if isinstance(drafter, Model):
+            options["speculate"] = drafter.loaded
         ids = tuple(self.encode(prompt)) if isinstance(prompt, str) else _whole(prompt)
         return engine.request(ids, self.loaded, options, features)
 

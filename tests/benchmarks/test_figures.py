@@ -2,72 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
-from benchmarks.cases import Case, Group, full, grouped, narrowed, quick, rotated
-from benchmarks.figures import Sample, Spread, agreement, bytes_per_token, chosen, share_of_limit
-from benchmarks.machine import Moment, busy_seconds, used_seconds
+from benchmarks.cases import Case, Group, full, grouped, narrowed, quick
+from benchmarks.figures import agreement
 from benchmarks.prompts import Prompts
-
-
-def sample(decode: float = 100.0, others: float = 0.0, bandwidth: float = 30e9) -> Sample:
-    return Sample(prefill=1000.0, decode=decode, bandwidth=bandwidth, others=others)
-
-
-def test_a_spread_is_the_median_and_its_ends() -> None:
-    assert Spread.of([3.0, 9.0, 1.0, 4.0, 5.0, 2.0, 6.0]) == Spread(4.0, 1.0, 9.0, 7)
-    assert Spread.of([]) is None
-
-
-def test_disturbed_rounds_are_left_out_where_three_others_remain() -> None:
-    quiet, loud = [sample(100 + i) for i in range(3)], sample(5, others=0.4)
-    assert chosen([loud, *quiet]) == quiet
-    assert chosen([loud, *quiet[:2]]) == [loud, *quiet[:2]]
-
-
-def test_bytes_a_token() -> None:
-    # SmolLM2 in Q8_0: 143 MB of weights, 23,040 bytes of keys and values a token of context
-    assert bytes_per_token(143_025_408, 23_040, 576, streams=1) == 143_025_408 + 13_271_040
-    assert bytes_per_token(143_025_408, 23_040, 576, streams=32) == 143_025_408 / 32 + 13_271_040
-
-
-def test_share_of_the_memory_of_its_own_round() -> None:
-    assert share_of_limit(sample(decode=100, bandwidth=20e9), 150e6) == pytest.approx(0.75)
 
 
 def test_tokens_in_common_before_the_first_difference() -> None:
     assert agreement([1, 2, 3, 4], [1, 2, 9, 4]) == 2
     assert agreement([1, 2], [1, 2, 3]) == 2
     assert agreement([5], [6]) == 0
-
-
-STAT = "cpu  {user} 10 {system} 9000 70 5 5 {steal} 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n"
-
-
-def test_busy_and_stolen_seconds() -> None:
-    ticks = 100
-    busy, stolen = busy_seconds(STAT.format(user=100, system=80, steal=50))
-    assert (busy * ticks / 100, stolen * ticks / 100) == pytest.approx((2.0, 0.5))
-
-
-def test_seconds_of_a_process_whose_name_has_brackets_and_spaces() -> None:
-    fields = ["S", *["0"] * 10, "250", "50", *["0"] * 30]
-    assert used_seconds("77 (a (b) c) " + " ".join(fields)) == pytest.approx(3.0)
-
-
-def test_others_are_what_was_busy_and_not_ours_and_what_was_taken_away() -> None:
-    before = Moment(clock=0.0, busy=10.0, stolen=1.0, own=5.0)
-    after = Moment(clock=4.0, busy=17.0, stolen=1.5, own=11.5)
-    assert before.others(after, cores=2) == pytest.approx((7 - 6.5 + 0.5) / 8)
-    assert before.others(Moment(4.0, 10.0, 1.0, 6.0), cores=2) == 0.0  # counters of unlike grain
-
-
-def test_each_engine_is_first_in_turn() -> None:
-    names = ["a", "b", "c"]
-    assert [rotated(names, round) for round in range(4)] == [
-        ["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"],
-    ]  # fmt: skip
-    assert rotated([], 1) == []
 
 
 def test_cases_share_what_is_loaded_for_them() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks import report
 from benchmarks.cases import Case, Group
-from benchmarks.figures import Sample
 from benchmarks.measure import Measured, Outcome, Started
 from benchmarks.picture import draw, rows
+from qkv.benching.figures import Sample
 
 GROUP = Group("smollm2-135m", "Q8_0", 2)
 SVG = "{http://www.w3.org/2000/svg}"

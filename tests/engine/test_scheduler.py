@@ -16,7 +16,7 @@ from qkv.engine import BeamSearch, Completion, Request, Sampling, scheduler as m
 from qkv.engine.limits import Budget
 from qkv.engine.scheduler import Scheduler
 from qkv.engine.snapshot import Snapshot, snapshot, violations
-from qkv.engine.speculation import NGrams
+from qkv.engine.speculation import Drafted, NGrams, Paying
 from qkv.engine.tasks import Task
 from qkv.engine.torch_machine import TorchMachine
 from qkv.errors import CapacityError
@@ -330,6 +330,51 @@ def test_guesses_that_are_wrong_are_given_up() -> None:
     assert speculation.guessed - speculation.right < 20
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("seed", [5, 6], ids=["the same weights", "other weights"])
+def test_another_model_may_draft(sampling: Sampling, seed: int) -> None:
+    """Of the same weights, all that a greedy text guesses is right."""
+    drafter = Scheduler(
+        tiny(seed=seed).loaded, TorchMachine(tiny(described=KINDS["full"], seed=seed).network), Budget(None)
+    )
+    request = Request(prompt_of(20), 60, sampling, ignore_eos=True)
+    (plain,) = alone("full", "torch", request)
+    serve, guesses = serving("full", "torch"), Drafted(drafter)
+    guesses.paying = Always()
+    task = serve.submit(request, speculation=guesses)
+    steps = 0
+    while serve.step():
+        steps += 1
+        assert violations(snapshot(serve)) == violations(snapshot(drafter)) == []
+    (found,) = results(task)
+    assert found.tokens == plain.tokens and found.guessed >= found.right
+    if seed == 5 and sampling.temperature == 0:
+        assert found.right == found.guessed and steps < 20
+    assert drafter.idle and not drafter.lent and not any(drafter.machine.own[0].holders)
+
+
+class Always(Paying):
+    def ask(self, tokens: int) -> bool:
+        return True
+
+
+def test_guesses_are_given_up_where_they_do_not_pay() -> None:
+    """By the clock: a step is a second, and with guesses two, which give one token as without."""
+    now = [0.0]
+    paying, guessing, tokens = Paying(lambda: now[0]), list[bool](), 0
+    for _ in range(2000):
+        guessing.append(paying.ask(tokens))
+        now[0] += 2.0 if guessing[-1] else 1.0
+        tokens += 1
+    assert sum(guessing[100:]) < 0.05 * 1900
+    paying, guessing, tokens = Paying(lambda: now[0]), list[bool](), 0
+    for _ in range(2000):
+        guessing.append(paying.ask(tokens))
+        now[0] += 2.0 if guessing[-1] else 1.0
+        tokens += 3 if guessing[-1] else 1
+    assert sum(guessing[100:]) > 0.95 * 1900
+
+
 # The validator finds what is wrong
 
 
@@ -375,3 +420,38 @@ def test_the_validator_finds_each_kind_of_fault() -> None:
     }
     for part, wrong in cases.items():
         assert any(part in found for found in violations(wrong)), part
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_ten_thousand_requests_leave_nothing(runtime: str) -> None:
+    """Of mixed lengths, half of which begin alike, some called off; none waits while later ones are served."""
+    random, serve = Random(1), serving("window", runtime, blocks=60, keep=40)
+    begun: list[Task] = []
+    left, sizes = 10_000 if runtime == "native" else 1_000, list[int]()
+    while left or not serve.idle:
+        while left and len(serve.waiting) < 20:
+            left -= 1
+            common = range(3, 3 + 33) if random.random() < 0.5 else ()
+            request = Request(
+                (*common, *prompt_of(random.randint(1, 50), left)),
+                random.randint(1, 12),
+                Sampling(1.0, seed=left) if left % 3 else Sampling(),
+                ignore_eos=True,
+                n=3 if left % 50 == 0 else 1,
+            )
+            begun.append(serve.submit(request, speculation=NGrams() if left % 4 == 0 else None))
+        if random.random() < 0.02 and begun:
+            serve.cancel(random.choice(begun))
+        serve.step()
+        # who came first is at work, or done
+        oldest = next((task for task in begun if not task.finished), None)
+        assert oldest is None or oldest.running or oldest is serve.waiting[0]
+        if serve.steps % 97 == 0:
+            assert violations(snapshot(serve)) == []
+            begun = [task for task in begun if not task.finished]
+            sizes.append(len(serve.prefixes.nodes))
+    assert violations(snapshot(serve)) == [] and serve.preempted > 0 and serve.reused > 0
+    for pool in serve.machine.own:
+        assert not any(pool.holders) and len(pool.holders) <= 60
+    assert max(sizes) <= 120 and serve._count <= 256

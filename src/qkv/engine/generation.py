@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from qkv.engine.limits import Budget
 from qkv.engine.requests import Completion, Request, check
 from qkv.engine.scheduler import Scheduler
-from qkv.engine.speculation import NGrams
+from qkv.engine.speculation import Drafted, NGrams, Speculation
 from qkv.engine.tasks import Task
 from qkv.errors import RequestError
 from qkv.loading import Loaded
@@ -57,9 +57,19 @@ def prepared(loaded: Loaded, requests: Sequence[Request]) -> list[dict[str, Any]
     return [features.placed(request, loaded) for request in requests]
 
 
-def submit(serving: Scheduler, request: Request, brought: dict[str, Any], shares: bool) -> Task:
-    guesses = NGrams() if request.speculate == "ngram" else None
-    return serving.submit(request, shares=shares, speculation=guesses, **brought)
+def submit(
+    serving: Scheduler,
+    request: Request,
+    brought: dict[str, Any],
+    shares: bool,
+    heard: Callable[[Task], None] | None = None,
+) -> Task:
+    guesses: Speculation | None = None
+    if isinstance(request.speculate, Loaded):
+        guesses = Drafted(scheduler(request.speculate))
+    elif request.speculate is not None:
+        guesses = NGrams()
+    return serving.submit(request, shares=shares, speculation=guesses, heard=heard, **brought)
 
 
 def scheduler(loaded: Loaded, tap: Watch = lambda: None, beside: bool = False) -> Scheduler:

@@ -8,19 +8,21 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 from qkv.engine.beams import BeamSearch
+from qkv.engine.constraints import Constraint, Grammars, Matcher, constraint
 from qkv.engine.logprobs import Kind
 from qkv.engine.sampling import GREEDY, Asked, Sampling
-from qkv.errors import ConfigError, RequestError
+from qkv.errors import ConfigError, RequestError, TokenizerError
 from qkv.generation_config import NAME as GENERATION, SAMPLES, Bounds, token_ids as forced_ids
 from qkv.loading import Loaded
 from qkv.spec import Language, Learned, Model, Stack, Tokens
-from qkv.text import StopStrings, Tokenizer
+from qkv.text import IncrementalDecoder, StopStrings, Tokenizer
 
 if TYPE_CHECKING:
     import torch
 
 
-Speculate = Literal["ngram"]  # where guesses of the next tokens come from
+ONE_ANSWER = "A stream is of one answer: leave n out, or generate without a stream."
+Speculate = Literal["ngram"] | Loaded  # where guesses of the next tokens come from
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Request:
 
     `n` answers are wanted: samples, or with `beams` the best of the search. `logprobs` says which
     are reported, and `top_logprobs` of how many of the likeliest tokens beside the chosen one.
-    `speculate` makes guesses of what comes next, which change no answer: "ngram" from the text itself.
+    `speculate` makes guesses of what comes next, which change no answer: "ngram" from the text itself,
+    or a smaller model of the same vocabulary.
+    An answer's text is of its `constraint`, where there is one, unless a stop or the limit cuts it.
     """
 
     prompt: tuple[int, ...]
@@ -43,6 +47,7 @@ class Request:
     top_logprobs: int = 0
     features: torch.Tensor | None = field(default=None, compare=False)
     speculate: Speculate | None = None
+    constraint: Constraint | None = None
 
     @property
     def rows(self) -> int:
@@ -63,6 +68,9 @@ class Options(Asked, total=False):
     logprobs: Kind | None
     top_logprobs: int | None
     speculate: Speculate | None
+    json_schema: Mapping[str, Any] | str | Literal[True] | None
+    regex: str | None
+    choice: Sequence[str] | None
 
 
 @dataclass
@@ -138,6 +146,7 @@ def request(
         given.get("top_logprobs", 0),
         features,
         given.get("speculate"),
+        constraint(given),
     )
 
 
@@ -211,6 +220,7 @@ def check(request: Request, loaded: Loaded) -> None:
         raise RequestError(f"ignore_eos is {request.ignore_eos!r}; it must be true or false.")
     _check_answers(request, loaded)
     _check_forced(loaded)
+    _check_constraint(request, loaded)
 
 
 def _check_tokens(request: Request, loaded: Loaded) -> None:
@@ -252,8 +262,7 @@ def _check_answers(request: Request, loaded: Loaded) -> None:
         raise RequestError(f"n is {n} and beams {beams.width}: a search gives at most as many as its beams.")
     if request.logprobs not in ("raw", "processed"):
         raise RequestError(f'logprobs is {request.logprobs!r}; it must be "raw" or "processed".')
-    if request.speculate not in (None, "ngram"):
-        raise RequestError(f'speculate is {request.speculate!r}; it must be "ngram", or left out.')
+    _check_drafter(request.speculate, loaded)
     vocab = _answered(loaded)
     if not Bounds(Integral, 0, vocab).hold(request.top_logprobs):
         raise RequestError(
@@ -263,6 +272,29 @@ def _check_answers(request: Request, loaded: Loaded) -> None:
     for token in request.sampling.logit_bias:
         if token >= vocab:
             raise RequestError(f"logit_bias names token {token}, outside the vocabulary of {vocab:,}.")
+
+
+def _check_drafter(drafter: Speculate | None, loaded: Loaded) -> None:
+    if drafter is None or drafter == "ngram":
+        return
+    if not isinstance(drafter, Loaded):
+        raise RequestError(f'speculate is {drafter!r}; it must be "ngram", or a loaded model.')
+    if drafter is loaded:
+        raise RequestError("A model cannot draft for itself: load a smaller one.")
+    if reads_prompt(drafter.spec) or drafter.spec.features is not None:
+        raise RequestError("A model that drafts reads and writes tokens alone, and this one does not.")
+    ours, theirs = _answered(loaded), _answered(drafter)
+    same = ours == theirs and (loaded.tokenizer is None) == (drafter.tokenizer is None)
+    if same and loaded.tokenizer is not None and drafter.tokenizer is not None:
+        same = loaded.tokenizer.encode(_SAMPLE) == drafter.tokenizer.encode(_SAMPLE)
+    if not same:
+        raise RequestError(
+            f"A model that drafts must have the vocabulary of the one it drafts for ({ours:,} tokens, not "
+            f"another {theirs:,})."
+        )
+
+
+_SAMPLE = "It's 27 °C — naïve words, 数字 and\n\tdef code(x): return x[1:] # ..."
 
 
 def _check_forced(loaded: Loaded) -> None:
@@ -275,6 +307,45 @@ def _check_forced(loaded: Loaded) -> None:
                     f"{GENERATION}: {name} is {token}; it must be a token id below {vocab:,}. "
                     f'Pass ignore=("{name}",) to load without it.'
                 )
+
+
+def _check_constraint(request: Request, loaded: Loaded) -> None:
+    """Makes the grammar, which is kept for the answers."""
+    if request.constraint is not None:
+        if request.ignore_eos:
+            raise RequestError("ignore_eos has an answer go on where its constraint ends it: leave one out.")
+        matcher(request, loaded, decoder(request, loaded))
+
+
+def before(request: Request, loaded: Loaded) -> tuple[int, ...]:
+    """The tokens that the answer goes on from: the prompt, or the start of an encoder-decoder's."""
+    start = start_token(loaded)
+    return request.prompt if start is None else (start,)
+
+
+def decoder(request: Request, loaded: Loaded) -> IncrementalDecoder | None:
+    """What spells an answer, after what it goes on from."""
+    if loaded.tokenizer is None:
+        return None
+    found = loaded.tokenizer.stream()
+    for token in before(request, loaded):
+        spell(found, token)
+    return found
+
+
+def spell(decoder: IncrementalDecoder | None, token: int) -> str:
+    """The text a token completes: none where the model has more ids than its tokenizer has texts."""
+    try:
+        return decoder.push(token) if decoder else ""
+    except TokenizerError:
+        return ""
+
+
+def matcher(request: Request, loaded: Loaded, decoder: IncrementalDecoder | None) -> Matcher | None:
+    """What holds an answer to its constraint; None without one."""
+    if request.constraint is None:
+        return None
+    return Grammars.of(loaded, _answered(loaded)).begin(request.constraint, decoder)
 
 
 def _answered(loaded: Loaded) -> int:

@@ -26,6 +26,7 @@ from qkv.engine.tasks import Task, Text
 from qkv.loading import Loaded
 from qkv.runtime import Rows
 from qkv.runtime.blocks import BLOCK
+from qkv.runtime.interpreter import Floats
 from qkv.runtime.machine import Machine
 
 CHUNK = 512  # rows a step: bounds its memory, and how long others wait for a long prompt
@@ -46,6 +47,7 @@ class Scheduler:
         self.waiting: deque[Task] = deque()
         self.running: list[Task] = []  # the oldest first
         self.steps = self.preempted = self.reused = 0
+        self.lent: set[int] = set()  # numbers of sequences that are not a text's
         self._lock = Lock()
         self._cancelled: deque[Task] = deque()
         self._free: list[int] = []  # numbers of sequences that were given back, the lowest first
@@ -133,6 +135,31 @@ class Scheduler:
             if all(text.logits is not None for text in task.alive()):
                 self._answer(task)
         return True
+
+    # sequences of others, who draft
+
+    def lend(self) -> int:
+        """The number of a sequence that is not a text's."""
+        with self._lock:
+            number = self._number()
+            self.lent.add(number)
+            return number
+
+    def run_for(self, rows: Rows) -> Floats:
+        """A step of a sequence that was lent. Raises CapacityError where there is no block left for it."""
+        with self._lock:
+            return self.machine.step(rows)
+
+    def take_back(self, number: int, length: int) -> None:
+        with self._lock:
+            self.machine.forget(number, length)
+
+    def end_loan(self, number: int) -> None:
+        with self._lock:
+            if number in self.lent:
+                self.lent.remove(number)
+                self.machine.forget(number)
+                heappush(self._free, number)
 
     # what a step has
 
@@ -357,6 +384,8 @@ class Scheduler:
         if task in self.running:
             self.running.remove(task)
         task.finished = True
+        if task.speculation is not None:
+            task.speculation.close()
         task.heard(task)
 
     def _leave(self, task: Task) -> None:

@@ -43,11 +43,12 @@ class TextState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Between two steps. `spare` are the numbers of sequences that were given back, of `count` in all."""
+    """Between two steps. Of `count` numbers of sequences `spare` were given back, and `lent` are no text's."""
 
     pools: tuple[PoolState, ...]
     texts: tuple[TextState, ...]
     spare: tuple[int, ...]
+    lent: tuple[int, ...]
     count: int
     both: int  # tasks that wait and run at once
 
@@ -59,6 +60,7 @@ def snapshot(scheduler: Scheduler) -> Snapshot:
         tuple(_pool(scheduler, pool) for pool in scheduler.machine.own),
         tuple(text for task in tasks for text in _texts(task)),
         tuple(scheduler._free),
+        tuple(scheduler.lent),
         scheduler._count,
         len(tasks) - len({id(task) for task in tasks}),
     )
@@ -104,8 +106,8 @@ def _of_texts(state: Snapshot) -> Iterator[str]:
         yield "a task waits and runs at once"
     if len(set(live)) < len(live):
         yield "two texts have one number"
-    if sorted([*live, *state.spare]) != list(range(state.count)):
-        yield f"numbers {live} are used and {list(state.spare)} spare, of {state.count}"
+    if sorted([*live, *state.spare, *state.lent]) != list(range(state.count)):
+        yield f"numbers {live} are used, {list(state.spare)} spare and {list(state.lent)} lent, of {state.count}"
     for text in state.texts:
         if not 0 <= text.computed <= len(text.tokens):
             yield f"of {len(text.tokens)} tokens {text.computed} are computed"
@@ -130,8 +132,9 @@ def _of_pool(state: Snapshot, pool: PoolState) -> Iterator[str]:
     if pool.published.keys() & set(pool.free):
         yield f"{name}: blocks can be found that are free"
     live = {text.number: text for text in state.texts if text.running}
-    if pool.tables.keys() - live.keys():
-        yield f"{name}: sequences {sorted(pool.tables.keys() - live.keys())} hold blocks of no text"
+    strange = pool.tables.keys() - live.keys() - set(state.lent)
+    if strange:
+        yield f"{name}: sequences {sorted(strange)} hold blocks of no text"
     for number, text in live.items():
         yield from _of_table(f"{name}, text {number}", text, pool)
 

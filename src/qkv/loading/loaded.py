@@ -48,8 +48,9 @@ class Loaded:
     device: str = "cpu"
     ignore: tuple[str, ...] = ()
     threads: int | None = None
-    cache: int | None = None  # bytes that keys and values may take; None: what is free
-    serving: dict[str, Any] = field(default_factory=dict)  # the engine's schedulers, by what runs
+    kv: str | None = None  # how the native runtime keeps keys and values; None: as the weights call for
+    cache: int | None = None  # bytes that they may take; None: what is free
+    serving: dict[str, Any] = field(default_factory=dict)  # the engine's schedulers and grammars
 
     @property
     def spec(self) -> Spec:
@@ -130,7 +131,7 @@ class Loaded:
         check_memory(name, need, on, "cpu")
         try:
             weights = Parameters(self.files, self.places, progress)
-            return machine(self.choice, weights, self.threads)
+            return machine(self.choice, weights, self.threads, self.kv)
         except MemoryError:
             raise too_large(name, need, on, None) from None
 
@@ -143,13 +144,16 @@ def load(
     progress: Progress | None = None,
     runtime: str | None = None,
     threads: int | None = None,
+    kv: str | None = None,
+    cache: int | None = None,
 ) -> Loaded:
     """Reads a model and its weights.
 
     `source`: a folder in Hugging Face layout (or its config.json, or one weight file in it), a .gguf
     file, a hub name ("org/name"), or a packaged model ("smollm2"). `runtime` is what generates:
     "native", "torch" or "numpy"; None takes the best there is (see `qkv.runtime.choice.choose`).
-    `dtype` None follows the file (quantised weights become float32 in torch); a dtype, or a device
+    `kv` is how the native runtime keeps keys and values: "f32", "bf16" or "int8"; `cache` how many
+    bytes they may take in all. `dtype` None follows the file (quantised weights become float32 in torch); a dtype, or a device
     other than "cpu", is torch's.
 
     `ignore` names what to do without, one name or several: keys of the configuration or of the
@@ -160,15 +164,18 @@ def load(
     Raises a QkvError: of the source, its configuration, its weights or its tokenizer, of a runtime
     that cannot be had, or for more memory than is free. Nothing is half loaded.
     """
-    if threads is not None and not Bounds(Integral, 1).hold(threads):
-        raise RequestError(f"threads is {threads!r}; it must be {Bounds(Integral, 1)}.")
+    for name, value in (("threads", threads), ("cache", cache)):
+        if value is not None and not Bounds(Integral, 1).hold(value):
+            raise RequestError(f"{name} is {value!r}; it must be {Bounds(Integral, 1)}.")
     path, ignored, where = find(source), entries(ignore), _device(device)
     files = opened(path, ignored)
     kind = dtype_of(dtype, files.tensors)
     places = checked(files, ignored)
     choice = choose(runtime, files.description.model, where, dtype)
-    loaded = Loaded(files, choice, kind, where, ignored, threads)
+    loaded = Loaded(files, choice, kind, where, ignored, threads, kv, cache)
     loaded.places = places
+    if kv is not None and choice.runtime != "native":
+        raise RequestError(f"kv is of the native runtime, and this model is run by {choice.runtime}.")
     try:
         loaded.prepare(progress)
     except UnsupportedError as problem:

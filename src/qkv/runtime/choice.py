@@ -63,14 +63,19 @@ def require_torch(what: str) -> None:
         raise UnsupportedError(f"{what} needs torch, which is not installed: {INSTALL}.")
 
 
-def machine(choice: Choice, weights: Mapping[str, StoredTensor], threads: int | None = None) -> Machine:
-    """What runs the programs of a choice other than torch. `threads` None are as many as do good."""
+def machine(
+    choice: Choice, weights: Mapping[str, StoredTensor], threads: int | None = None, kv: str | None = None
+) -> Machine:
+    """What runs the programs of a choice other than torch. `threads` None are as many as do good.
+
+    `kv` is how keys and values are kept, of the native runtime's ways.
+    """
     if choice.lowered is None:
         raise UnsupportedError(f"The {choice.runtime} runtime runs no programs.")
     if choice.runtime == "native":
         from qkv.runtime.native import Native
 
-        return Native(choice.lowered, weights, threads)
+        return Native(choice.lowered, weights, threads, kv)
     if threads is not None:
         raise RequestError("The numpy runtime takes its threads from OMP_NUM_THREADS: leave threads out.")
     return Interpreted(choice.lowered, weights)

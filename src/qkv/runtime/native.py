@@ -65,7 +65,7 @@ class Native:
         lowered: Lowered,
         weights: Mapping[str, StoredTensor],
         threads: int | None = None,
-        cache_type: CacheType | None = None,
+        cache_type: str | None = None,
         instruction_set: str | None = None,
     ):
         native = _module()
@@ -75,9 +75,10 @@ class Native:
             raise RequestError(f"The instruction set {set_!r} cannot be had here ({known}).")
         programs = [p for p in (lowered.main, lowered.source) if p is not None]
         names = list(dict.fromkeys(name for program in programs for name in program.weights))
-        self.cache_type: CacheType = cache_type or ("f32" if exact(weights, names) else "bf16")
-        if self.cache_type not in CACHE_TYPES:
-            raise RequestError(f"A cache holds f32, bf16 or int8, not {self.cache_type!r}.")
+        chosen = cache_type or ("f32" if exact(weights, names) else "bf16")
+        if chosen not in CACHE_TYPES:
+            raise RequestError(f"A cache holds f32, bf16 or int8, not {chosen!r}.")
+        self.cache_type: CacheType = chosen
         slots = {name: slot for program in reversed(programs) for name, slot in program.slots.items()}
         group, windows = _groups(lowered)
         sizes = [(group[name], s.kv_heads, s.head_dim, s.value_dim) for name, s in slots.items()]

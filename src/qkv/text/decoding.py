@@ -41,6 +41,16 @@ class IncrementalDecoder:
             piece = piece.removeprefix(b" ")
         return self._utf8.decode(piece)
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether bytes of a character wait for its rest."""
+        return bool(self._utf8.getstate()[0])
+
+    @property
+    def drops_space(self) -> bool:
+        """Whether a space is dropped if it comes next."""
+        return not self._begun
+
     def fork(self) -> IncrementalDecoder:
         """Another that goes on from here by itself."""
         other = copy.copy(self)

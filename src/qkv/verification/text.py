@@ -40,7 +40,8 @@ def text_for(loaded: Loaded, given: str | Path | None, count: int) -> Text:
     """
     spec = loaded.spec
     count = min(count, loaded.context or count)
-    ids, about = _random(loaded, count), f"fixed random ids from {loaded.vocab:,}, as there is no tokenizer"
+    ids = random_ids(loaded, count)
+    about = f"fixed random ids from {loaded.vocab:,}, as there is no tokenizer"
     if loaded.tokenizer is not None:
         ids = loaded.tokenizer.encode(_read(OWN if given is None else given))[:count]
         about = given.name if isinstance(given, Path) else "the text given"
@@ -75,7 +76,7 @@ def _read(text: str | Path) -> str:
         raise RequestError(f"{text} is not UTF-8 text.") from None
 
 
-def _random(loaded: Loaded, count: int) -> list[int]:
+def random_ids(loaded: Loaded, count: int) -> list[int]:
     """None of those that stand for padding, or for what a tower makes: they would be read otherwise."""
     towers = [tower.join.token for tower in loaded.spec.towers if isinstance(tower.join, Replace)]
     others = np.setdiff1d(np.arange(loaded.vocab), [loaded.config.get("pad_token_id") or 0, *towers])

@@ -126,7 +126,7 @@ class _Verifier:
     ):
         self.loaded, self.text, self.threads, self.progress = loaded, text, threads, progress
         self.weights = Parameters(loaded.files, loaded.places)
-        kinds = _kinds(loaded)
+        kinds = formats_of(loaded)
         blocks = any(FORMATS[kind].block > 1 for kind in kinds)
         self.formats = formats or (() if blocks else DEFAULT_FORMATS)
         most = max(kinds, key=kinds.__getitem__, default="F32")
@@ -308,7 +308,7 @@ class _Verifier:
             )
 
 
-def _kinds(loaded: Loaded) -> dict[str, int]:
+def formats_of(loaded: Loaded) -> dict[str, int]:
     """The formats of the matrices that hold parameters, and their bytes."""
     found: dict[str, int] = {}
     for tensor in (loaded.files.tensors[name] for name in loaded.places.theirs):

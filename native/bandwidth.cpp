@@ -1,0 +1,71 @@
+#include "bandwidth.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+
+#include "memory.h"
+#include "workers.h"
+
+namespace qkv {
+
+namespace {
+
+constexpr std::size_t BYTES = std::size_t{256} << 20;
+constexpr std::size_t ITEM = std::size_t{2} << 20;  // what a thread takes at a time: a huge page
+constexpr int PASSES = 8;
+// Independent sums, so that many loads are in flight. More do not fit the registers of the oldest
+// processor that this is compiled for, and the loop then waits for them instead of for memory.
+constexpr std::size_t LANES = 16;
+
+std::uint64_t sum(const std::uint64_t* words, std::size_t count) {
+  std::uint64_t lanes[LANES] = {};
+  for (std::size_t at = 0; at + LANES <= count; at += LANES)
+    for (std::size_t lane = 0; lane < LANES; lane++) lanes[lane] += words[at + lane];
+  std::uint64_t total = 0;
+  for (const auto lane : lanes) total += lane;
+  return total;
+}
+
+// Each stage is a pass over the buffer; where one ends, the next is timed from.
+class Passes : public Stages {
+ public:
+  Passes() : buffer_(BYTES) { std::memset(buffer_.as(), 1, BYTES); }  // pages that were never written are one and the same
+
+  int next(int) override {
+    const auto now = std::chrono::steady_clock::now();
+    if (pass_ > 0) best_ = std::max(best_, BYTES / std::chrono::duration<double>(now - start_).count());
+    start_ = now;
+    return pass_++ < PASSES ? static_cast<int>(BYTES / ITEM) : 0;
+  }
+
+  void item(int number, int) override {
+    constexpr std::size_t words = ITEM / sizeof(std::uint64_t);
+    // what nobody could see would not be computed
+    seen_.fetch_add(sum(buffer_.as<std::uint64_t>() + number * words, words), std::memory_order_relaxed);
+  }
+
+  double best() const { return best_; }
+
+ private:
+  const Memory buffer_;
+  std::atomic<std::uint64_t> seen_{0};
+  std::chrono::steady_clock::time_point start_;
+  double best_ = 0;
+  int pass_ = 0;
+};
+
+}  // namespace
+
+double read_bandwidth(int threads) {
+  if (threads < 1) throw std::invalid_argument("memory is read by at least one thread");
+  Workers workers(threads);
+  Passes passes;
+  workers.run(passes);
+  return passes.best();
+}
+
+}  // namespace qkv

@@ -1,0 +1,146 @@
+"""What commands of one kind are given, each kind as one decorator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def options(*each: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several options as one decorator, shown in this order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(each):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+loading = options(
+    click.option(
+        "--runtime",
+        help="What generates: native, torch or numpy; default: the fastest there is for the model.",
+    ),
+    click.option("--dtype", help="Of torch: float32, bfloat16 or float16; default: the file's."),
+    click.option("--device", default="cpu", show_default=True, help="cpu, or of torch: cuda, mps."),
+    click.option(
+        "--threads",
+        "-t",
+        type=click.IntRange(min=1),
+        help="Processor threads; fewer where others work too.",
+    ),
+    click.option("--ignore", multiple=True, help="A configuration key or tensor to do without."),
+)
+
+
+def _biases(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> Any:
+    """TOKEN=NUMBER, each token an id or a text, as the library takes them."""
+    found: dict[int | str, float] = {}
+    for text in given:
+        name, _, number = text.rpartition("=")
+        try:
+            token, value = int(name) if name.isascii() and name.isdigit() else name, float(number)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not of the form TOKEN=NUMBER.") from None
+        if token in found:
+            raise click.BadParameter(f"{name!r} is given twice.")
+        found[token] = value
+    return found or None
+
+
+sampling = options(
+    click.option(
+        "--max-new-tokens", "-n", type=int, help="At most this many; default the model's own, or 256."
+    ),
+    click.option(
+        "--temperature", type=float, help="0 is greedy; without it, other sampling options make it 1."
+    ),
+    click.option("--top-k", type=int, help="Keep this many of the likeliest tokens."),
+    click.option("--top-p", type=float, help="Keep the fewest tokens whose probabilities reach this."),
+    click.option("--min-p", type=float, help="Keep tokens of at least this share of the likeliest."),
+    click.option("--repetition-penalty", type=float, help="Above 1 discourages repeats."),
+    click.option("--presence-penalty", type=float, help="-2 to 2, off each token the answer already holds."),
+    click.option(
+        "--frequency-penalty", type=float, help="-2 to 2, off a token each time the answer holds it."
+    ),
+    click.option(
+        "--logit-bias",
+        multiple=True,
+        callback=_biases,
+        metavar="TOKEN=NUMBER",
+        help="Add to a token's logit; -inf forbids it. An id, or a text of one token; may be repeated.",
+    ),
+    click.option("--seed", type=int, help="The same seed gives the same text."),
+)
+
+
+def _schema(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    """The text of a schema, which may be in a file."""
+    if given is None or given.strip() == "true" or given.lstrip().startswith("{"):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+    except ValueError:
+        reason = "not UTF-8 text"
+    raise click.BadParameter(f"{given!r} is neither JSON nor a file that can be read: {reason}.")
+
+
+answering = options(
+    click.option("--stop", multiple=True, help="Stop before this text; may be repeated."),
+    click.option("--ignore-eos", is_flag=True, help="Do not stop at an end token."),
+    click.option("--samples", "-N", "n", type=int, help="So many answers, the prompt read once."),
+    click.option("--beams", type=int, help="Search for the likeliest answer, this many at a time."),
+    click.option(
+        "--length-penalty", type=float, help="Of a search: above 1 favours long answers, default 1."
+    ),
+    click.option(
+        "--logprobs",
+        type=click.Choice(["raw", "processed"]),
+        help="Show each token's: the model's own, or as drawn.",
+    ),
+    click.option("--top-logprobs", type=int, help="Show so many of the likeliest tokens beside each."),
+    click.option(
+        "--json-schema",
+        callback=_schema,
+        metavar="FILE_OR_JSON",
+        help="The answer is JSON of this schema; true: any object.",
+    ),
+    click.option("--regex", help="The whole answer matches this expression."),
+    click.option(
+        "--choice",
+        multiple=True,
+        callback=lambda context, parameter, given: list(given) or None,
+        help="The answer is this text, or another given so; may be repeated.",
+    ),
+)
+filing = options(
+    click.option(
+        "--input", "source", metavar="FILE", help="Answer each line of this JSONL file; - is standard input."
+    ),
+    click.option(
+        "--output",
+        metavar="FILE",
+        help="Write the answers there, and go on where it ends; default: standard output.",
+    ),
+    click.option("--overwrite", is_flag=True, help="Begin the output anew."),
+)
+model_option = click.option(
+    "--model",
+    "-m",
+    default="smollm2",
+    show_default=True,
+    help="Folder, .gguf file, hub name (org/name), or smollm2.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Write a JSON object instead.")
+
+
+def path_option(name: str, about: str) -> Callable[[Command], Command]:
+    return click.option(name, type=click.Path(path_type=Path), help=f"Write {about} to this file.")
