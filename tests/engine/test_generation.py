@@ -497,3 +497,16 @@ def test_any_text_is_continued_or_refused_in_a_sentence(model: Model, text: str)
         assert len(model.generate(text, max_new_tokens=2, ignore_eos=True).tokens) == 2
     except QkvError as problem:
         assert text == "\ud800" and str(problem).endswith(".")
+
+
+def test_what_a_tap_has_changed_is_no_beginning_of_another_text() -> None:
+    model, prompt = tiny(), random_prompt(40)
+    stream = model.stream(prompt, max_new_tokens=40, ignore_eos=True)
+    next(stream)
+    with model.tap({"layers.0.output": lambda x: 0 * x}):
+        list(stream)
+    text = [*prompt, *stream.completion.tokens]
+    for size in (len(text), 41):
+        found = model.generate(text[:size], max_new_tokens=8, ignore_eos=True)
+        fresh = tiny().generate(text[:size], max_new_tokens=8, ignore_eos=True)
+        assert found.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)

@@ -289,6 +289,8 @@ class Scheduler:
         at, known = 0, self.machine.summaries
         every = None if known is None else list(map(Summary, *(part.tolist() for part in known)))
         for task, text, count in chosen:
+            if self.machine.altered:  # what a tap has changed is nobody else's beginning
+                task.shares = False
             guesses = len(text.draft)
             text.computed += count - guesses
             if text.computed == len(text.tokens):

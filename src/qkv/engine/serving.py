@@ -141,7 +141,8 @@ class Handle:
     """A request on its way. Any thread may wait for what comes of it, or cancel it."""
 
     def __init__(self, engine: Engine, streams: bool = False):
-        self._engine, self._work, self._streams = engine, engine._work, streams
+        self._engine = engine  # which is not forgotten while somebody has a request of it
+        self._work, self._streams = engine._work, streams
         self._task: Task | None = None
         self._serving: Scheduler | None = None
         self._changed = Condition(_state)

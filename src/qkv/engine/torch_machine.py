@@ -61,6 +61,7 @@ class TorchMachine:
         roles = {mixer.role for layer in stack.layers for _, mixer in layer.mixers()}
         self.goes_back = "mixer" not in roles
         self.summaries: Summaries | None = None
+        self.altered = False
         self.shares = self.goes_back and not self.by_length and "cross" not in roles
 
     @property
@@ -93,6 +94,7 @@ class TorchMachine:
         if not len(rows.tokens):
             raise RequestError("A step needs at least one row.")
         answers = np.empty((len(rows.wanted), self.width), np.float32)
+        self.altered = self.watch() is not None
         for parts in self._batches(_parts(rows)):
             self._pass(parts, answers)
         return answers

@@ -34,6 +34,7 @@ class Machine(Protocol):
 
     shares: bool  # whether what a token keeps depends on nothing but the tokens before it
     goes_back: bool  # whether a sequence can be taken back to any of its tokens
+    altered: bool  # whether something changed what passed through the model in the last `run`
     summaries: Summaries | None  # of what `run` gave last, where they are known
     by_length: bool  # whether what a token keeps depends on how long the text was that it came with
 
@@ -103,7 +104,7 @@ class Interpreted:
         return self.main.step(rows)
 
     run = step
-    shares, goes_back, by_length = False, True, False
+    shares, goes_back, by_length, altered = False, True, False, False
     summaries: Summaries | None = None
     own: Sequence[Pool] = ()
     beside: Sequence[Pool] = ()

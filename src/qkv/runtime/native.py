@@ -57,7 +57,7 @@ class Native:
     Raises RequestError for a cache type or an instruction set that cannot be had.
     """
 
-    by_length = False
+    by_length = altered = False
     goes_back = True
 
     def __init__(
