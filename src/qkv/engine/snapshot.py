@@ -43,7 +43,7 @@ class TextState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Between two steps. Of `count` numbers of sequences `spare` were given back, and `lent` are no text's."""
+    """Between two steps. Of `count` sequence numbers `spare` were given back, and `lent` are no text's."""
 
     pools: tuple[PoolState, ...]
     texts: tuple[TextState, ...]
@@ -107,7 +107,8 @@ def _of_texts(state: Snapshot) -> Iterator[str]:
     if len(set(live)) < len(live):
         yield "two texts have one number"
     if sorted([*live, *state.spare, *state.lent]) != list(range(state.count)):
-        yield f"numbers {live} are used, {list(state.spare)} spare and {list(state.lent)} lent, of {state.count}"
+        spare = f"{list(state.spare)} spare and {list(state.lent)} lent"
+        yield f"numbers {live} are used, {spare}, of {state.count}"
     for text in state.texts:
         if not 0 <= text.computed <= len(text.tokens):
             yield f"of {len(text.tokens)} tokens {text.computed} are computed"

@@ -40,8 +40,8 @@ class Speculation(Protocol):
 
 
 LONGEST, SHORTEST = 5, 3  # tokens of the ending that is looked up
-# Guesses at once, more after all were right. Six rows go through a matrix nearly as fast as one where memory is
-# what takes the time, and from the seventh on it is read twice.
+# Guesses at once, more after all were right. Six rows go through a matrix nearly as fast as one where memory
+# is what takes the time; from the seventh on it is read twice.
 LENGTHS = (2, 5, 11)
 PIECE = 512  # tokens that a drafter reads at once
 PATIENCE = 64  # steps without guesses, at most, after they were wrong again and again

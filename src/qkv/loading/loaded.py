@@ -153,8 +153,8 @@ def load(
     file, a hub name ("org/name"), or a packaged model ("smollm2"). `runtime` is what generates:
     "native", "torch" or "numpy"; None takes the best there is (see `qkv.runtime.choice.choose`).
     `kv` is how the native runtime keeps keys and values: "f32", "bf16" or "int8"; `cache` how many
-    bytes they may take in all. `dtype` None follows the file (quantised weights become float32 in torch); a dtype, or a device
-    other than "cpu", is torch's.
+    bytes they may take in all. `dtype` None follows the file (quantised weights become float32 in
+    torch); a dtype, or a device other than "cpu", is torch's.
 
     `ignore` names what to do without, one name or several: keys of the configuration or of the
     generation configuration, at any level, or tensors, by name or pattern ("visual.*"). Each must
