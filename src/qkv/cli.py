@@ -79,11 +79,7 @@ def generate(
     output: str | None,
     overwrite: bool,
     model: str,
-    runtime: str | None,
-    dtype: str | None,
-    device: str,
-    threads: int | None,
-    ignore: tuple[str, ...],
+    how: dict[str, Any],
     as_json: bool,
     **asked: Any,
 ) -> None:
@@ -99,7 +95,9 @@ def generate(
     """
 
     def load() -> tuple[Model, float]:
-        return _load(model, dtype, device, ignore, runtime, threads)
+        found = _load(model, how)
+        asked["speculate"] = _drafter(asked["speculate"], how)
+        return found
 
     if prompt is None and source is not None:
         _answer_lines(load, source, output or "-", overwrite, asked)
@@ -350,16 +348,13 @@ def _write(path: Path, text: str) -> None:
 def chat(
     model: str,
     system: str | None,
-    runtime: str | None,
-    dtype: str | None,
-    device: str,
-    threads: int | None,
-    ignore: tuple[str, ...],
+    how: dict[str, Any],
     as_json: bool,
     **sampled: Any,
 ) -> None:
     """Talk with a model, by its own template. Reads turns from the terminal or standard input."""
-    loaded, _ = _load(model, dtype, device, ignore, runtime, threads)
+    loaded, _ = _load(model, how)
+    sampled["speculate"] = _drafter(sampled["speculate"], how)
 
     def answer(prompt: Prompt) -> Stream:
         return loaded.stream(prompt, **sampled)
@@ -434,19 +429,20 @@ def _show_answer(stream: Stream, silent: bool) -> None:
         click.echo()
 
 
-def _load(
-    source: str,
-    dtype: str | None,
-    device: str,
-    ignore: tuple[str, ...],
-    runtime: str | None,
-    threads: int | None,
-) -> tuple[Model, float]:
+def _load(source: str, how: dict[str, Any]) -> tuple[Model, float]:
     """The model, and the seconds it took; a line of progress for those who wait."""
     started = time.perf_counter()
     with progress("loading") as report:
-        model = qkv.load(source, dtype, device, ignore, report, runtime, threads)
+        model = qkv.load(source, progress=report, **how)
     return model, time.perf_counter() - started
+
+
+def _drafter(name: str | None, how: dict[str, Any]) -> Any:
+    """What makes guesses: the text itself, or another model that is loaded alike."""
+    if name is None or name == "ngram":
+        return name
+    with progress("loading") as report:
+        return qkv.load(name, progress=report, **{**how, "ignore": ()})
 
 
 def main() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -22,7 +24,19 @@ def options(*each: Callable[[Command], Command]) -> Callable[[Command], Command]
     return decorate
 
 
-loading = options(
+def _bytes(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
+    """A size as people write it: 500MB, 2GiB, or bytes."""
+    if given is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?)b?|b?)", given.strip(), re.IGNORECASE)
+    if found is None:
+        raise click.BadParameter(f"{given!r} is no size, such as 500MB or 2GiB.")
+    number, unit, binary = found.groups()
+    power = 0 if unit is None else "kmgt".index(unit.lower()) + 1
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+_HOW = options(
     click.option(
         "--runtime",
         help="What generates: native, torch or numpy; default: the fastest there is for the model.",
@@ -35,8 +49,26 @@ loading = options(
         type=click.IntRange(min=1),
         help="Processor threads; fewer where others work too.",
     ),
+    click.option("--kv", help="How the native runtime keeps keys and values: f32, bf16 or int8."),
+    click.option(
+        "--cache",
+        callback=_bytes,
+        metavar="SIZE",
+        help="What keys and values may take: 2GiB; default: what is free.",
+    ),
     click.option("--ignore", multiple=True, help="A configuration key or tensor to do without."),
 )
+
+
+def loading(command: Command) -> Command:
+    """What says how a model is loaded; the command gets it as `how`, the arguments of `qkv.load`."""
+
+    @wraps(command)
+    def gathered(**given: Any) -> None:
+        names = ("runtime", "dtype", "device", "threads", "kv", "cache", "ignore")
+        command(how={name: given.pop(name) for name in names}, **given)
+
+    return _HOW(cast("Command", gathered))
 
 
 def _biases(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> Any:
@@ -77,6 +109,11 @@ sampling = options(
         help="Add to a token's logit; -inf forbids it. An id, or a text of one token; may be repeated.",
     ),
     click.option("--seed", type=int, help="The same seed gives the same text."),
+    click.option(
+        "--speculate",
+        metavar="ngram|MODEL",
+        help="Guess what comes next, from the text itself or by a smaller model: same text, sooner.",
+    ),
 )
 
 

@@ -239,11 +239,12 @@ def test_a_fork_goes_its_own_way(model: Model) -> None:
 def test_a_token_that_ends_texts_is_no_part_of_one() -> None:
     """Of some models a line break is: it ends, and is not written."""
     model = tiny(eos=[byte(ord("b"))])
-    at = begin(model, regex="ab?")
+    at = begin(model, regex="a[bc]?")
     at.take(byte(ord("a")))
-    assert np.flatnonzero(at.allowed).tolist() == [byte(ord("b")), END, CLOSE]
-    texts = {done.text for done in drawn(model, 20, regex="ab?")}
-    assert texts == {"a"}
+    assert np.flatnonzero(at.allowed).tolist() == [byte(ord("b")), byte(ord("c")), END, CLOSE]
+    found = drawn(model, 20, regex="ac?")
+    assert {done.text for done in found} == {"a", "ac"} and not any(done.error for done in found)
+    assert byte(ord("b")) in {done.tokens[-1] for done in found}
 
 
 # With all else that may be asked for
@@ -325,6 +326,8 @@ def test_a_limit_and_a_stop_cut_it(model: Model) -> None:
     assert at_its_end.finish_reason == "stop" and len(at_its_end.text) == 7
     stopped: Any = model.generate(PROMPT, choice=["xyhelloz"], stop="llo")
     assert (stopped.text, stopped.finish_reason) == ("xyhe", "stop")
+    held: Any = model.generate(PROMPT, choice=["xyhel"], stop="hello")
+    assert (held.text, held.finish_reason) == ("xyhel", "stop")
 
 
 def test_the_least_that_the_files_want_is_kept() -> None:

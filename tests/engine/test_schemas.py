@@ -121,6 +121,7 @@ def test_no_constraint_takes_long(model: Model, asked: Any) -> None:
 
 @pytest.mark.parametrize("endless", [
     {"$ref": "#"},
+    {"anyOf": [False, {"$ref": "#"}]},
     {"items": {"$ref": "#"}, **LISTS},
     {"allOf": [{"type": "object", "required": ["a"], "additionalProperties": {"$ref": "#"}}]},
     {"anyOf": [{"$ref": "#/$defs/x"}, {"type": "null"}], "$defs": {"x": {"allOf": [{"$ref": "#/$defs/x"}]}}},
