@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from qkv.engine import BeamSearch, Completion, Request, Sampling, scheduler as module
+from qkv.engine.drafting import Drafted, Paying
 from qkv.engine.limits import Budget
 from qkv.engine.scheduler import Scheduler
 from qkv.engine.snapshot import Snapshot, snapshot, violations
-from qkv.engine.speculation import Drafted, NGrams, Paying
+from qkv.engine.speculation import NGrams
 from qkv.engine.tasks import Task
 from qkv.engine.torch_machine import TorchMachine
 from qkv.errors import CapacityError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -108,15 +107,14 @@ def catastrophes() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+@pytest.mark.timeout(60)  # each takes a second at most
 @pytest.mark.parametrize("asked", catastrophes(), ids=lambda asked: str(asked)[:40])
 def test_no_constraint_takes_long(model: Model, asked: Any) -> None:
-    started = time.process_time()
     try:
         done: Any = model.generate([PROMPT], max_new_tokens=5, **asked)
-        assert done[0].finish_reason in ("stop", "length", "error")
     except RequestError:
-        pass
-    assert time.process_time() - started < 20
+        return
+    assert done[0].finish_reason in ("stop", "length", "error")
 
 
 @pytest.mark.parametrize("endless", [

@@ -7,11 +7,12 @@ from itertools import accumulate
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
+from qkv.engine.drafting import Drafted
 from qkv.engine.limits import Budget
 from qkv.engine.requests import Completion, Request, check
 from qkv.engine.scheduler import Scheduler
-from qkv.engine.speculation import Drafted, NGrams, Speculation
-from qkv.engine.tasks import Task
+from qkv.engine.speculation import NGrams
+from qkv.engine.tasks import Speculation, Task
 from qkv.errors import RequestError
 from qkv.loading import Loaded
 from qkv.runtime.choice import require_torch

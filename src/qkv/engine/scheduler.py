@@ -21,8 +21,7 @@ from qkv.engine.limits import Budget
 from qkv.engine.logprobs import Summary
 from qkv.engine.prefix import Prefixes
 from qkv.engine.requests import Request, reads_prompt
-from qkv.engine.speculation import Speculation
-from qkv.engine.tasks import Task, Text
+from qkv.engine.tasks import Speculation, Task, Text
 from qkv.loading import Loaded
 from qkv.runtime import Rows
 from qkv.runtime.blocks import BLOCK

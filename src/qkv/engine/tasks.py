@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from qkv.engine.answers import Answers, Said
 from qkv.engine.logprobs import Summary
 from qkv.engine.requests import Request
-
-if TYPE_CHECKING:
-    from qkv.engine.speculation import Speculation
 
 
 @dataclass(eq=False)
@@ -35,6 +32,30 @@ class Text:
     def left(self) -> int:
         """Tokens that are not in the cache yet."""
         return len(self.tokens) - self.computed
+
+
+class Speculation(Protocol):
+    """Guesses for one text. A guess is kept where it is what would have been chosen anyway.
+
+    Each place is chosen from the model's own distribution, with the draw it would have had, and
+    compared: so the text is the same with and without guesses, whatever they are (for a guesser that
+    is sure of itself this is Leviathan et al. 2023's rule).
+    """
+
+    guessed: int
+    right: int
+
+    def propose(self, text: Text, most: int) -> list[int]:
+        """At most so many tokens that may follow."""
+        ...
+
+    def learn(self, guessed: int, right: int) -> None:
+        """How many of the last proposal were right, from the first on."""
+        ...
+
+    def close(self) -> None:
+        """The text has ended, or is set aside."""
+        ...
 
 
 @dataclass(eq=False)
