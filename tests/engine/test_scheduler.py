@@ -19,13 +19,13 @@ from qkv.engine.scheduler import Scheduler
 from qkv.engine.snapshot import Snapshot, snapshot, violations
 from qkv.engine.speculation import NGrams
 from qkv.engine.tasks import Task
-from qkv.engine.torch_machine import TorchMachine
 from qkv.errors import CapacityError
 from qkv.loading import Loaded
 from qkv.runtime.built import missing
 from qkv.runtime.lower import lower
 from qkv.runtime.machine import Machine
 from qkv.runtime.native import Native
+from qkv.runtime.torch_machine import TorchMachine
 from qkv.spec import Causal, Dense, Language, Model as Spec, RMSNorm, Rotary, Stack, Tokens, Window, pre_norm
 from qkv.spec.attention import Attention
 from tests.engine.tiny import tiny

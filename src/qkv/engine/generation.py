@@ -87,7 +87,7 @@ def scheduler(loaded: Loaded, tap: Watch = lambda: None, beside: bool = False) -
 
 
 def _torch(loaded: Loaded, tap: Watch) -> Scheduler:
-    from qkv.engine.torch_machine import TorchMachine
+    from qkv.runtime.torch_machine import TorchMachine
 
     found: Scheduler | None = loaded.serving.get("torch")
     if found is None or not cast(TorchMachine, found.machine).current(loaded.model):
