@@ -257,7 +257,7 @@ def test_what_cannot_be_served_is_refused(model: Model, options: Any, sentence: 
 
 
 def test_an_unknown_option_is_named(model: Model) -> None:
-    with pytest.raises(RequestError, match=r"There is no argument 'topk' \(beams, choice, early_stopping, freq"):
+    with pytest.raises(RequestError, match=r"There is no argument 'topk' \(beams, choice, early_stopping"):
         model.generate(PROMPT, topk=3)  # type: ignore[call-arg]
 
 
