@@ -440,12 +440,6 @@ def test_what_is_beside_a_prompt_must_fit_it() -> None:
         (hearing, [2], heard[0][:, 1:], r"Audio must be \(batch, 6, frames\); got \(1, 5, 20\)"),
         (hearing, [2], [1.0], "Features must be a tensor of images or audio, not list"),
         (hearing, [[2], [2]], torch.cat(heard[:2]), "For a list of prompts features must be a list: 2, one"),
-        (
-            hearing,
-            [[2], [2]],
-            [heard[0], heard[1][..., :12]],
-            r"must have one shape, and these are \(6, 12\)",
-        ),
         (seeing, [IMAGE] * 16, seen, "The features make 32 rows, and 16 places of the prompt hold token 60"),
         (seeing, [IMAGE] * 16, None, "The features make 0 rows, and 16 places of the prompt hold token 60"),
         (seeing, [[IMAGE] * 16, [IMAGE] * 32], [seen, seen[:1]], "The features make 32 rows, and 16 places"),
@@ -455,6 +449,16 @@ def test_what_is_beside_a_prompt_must_fit_it() -> None:
             model.generate(prompt, features=features)
     with pytest.raises(UnsupportedError, match="no language head"):
         pair_of("vit").model.generate([1], features=seen)
+
+
+def test_audio_of_several_lengths_is_read_as_each_alone() -> None:
+    model, heard = pair_of("whisper").model, audio(pair_of("whisper"))
+    given = [heard[0], heard[1][..., :12]]
+    together = model.generate([[2], [2]], features=given, max_new_tokens=5, ignore_eos=True)
+    for one, done in zip(given, together, strict=True):
+        alone = model.generate([2], features=one, max_new_tokens=5, ignore_eos=True)
+        assert done.tokens == alone.tokens
+        assert done.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
 
 def test_a_model_of_tokens_has_no_use_for_features() -> None:
