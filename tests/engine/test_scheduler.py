@@ -21,6 +21,7 @@ from qkv.engine.speculation import NGrams
 from qkv.engine.tasks import Task
 from qkv.errors import CapacityError
 from qkv.loading import Loaded
+from qkv.runtime import Rows
 from qkv.runtime.built import missing
 from qkv.runtime.lower import lower
 from qkv.runtime.machine import Machine
@@ -125,8 +126,8 @@ class Load:
         for _ in range(10_000):
             while left and self.random.random() < 0.4:
                 request, salt, guess = left.pop()
-                speculation = NGrams() if guess else None
-                self.came.append((request, self.serve.submit(request, salt, speculation=speculation), False))
+                guesser = NGrams if guess else None
+                self.came.append((request, self.serve.submit(request, salt, guesser=guesser), False))
             if self.came and self.random.random() < self.cancels:
                 at = self.random.randrange(len(self.came))
                 request, task, _ = self.came[at]
@@ -314,7 +315,7 @@ def test_guesses_change_no_token_and_save_steps() -> None:
     request = Request(prompt_of(20), 200, ignore_eos=True)
     (plain,) = alone("full", "torch", request)
     serve = serving("full", "torch")
-    task = serve.submit(request, speculation=NGrams())
+    task = serve.submit(request, guesser=NGrams)
     steps = finish(serve)
     (found,) = results(task)
     assert found.tokens == plain.tokens and found.text == plain.text
@@ -325,7 +326,7 @@ def test_guesses_that_are_wrong_are_given_up() -> None:
     serve = serving("full", "torch")
     speculation = NGrams()
     request = Request(prompt_of(20), 200, Sampling(2.0, seed=4), ignore_eos=True)
-    task = serve.submit(request, speculation=speculation)
+    task = serve.submit(request, guesser=lambda: speculation)
     finish(serve)
     assert results(task)[0].tokens == alone("full", "torch", request)[0].tokens
     assert speculation.guessed - speculation.right < 20
@@ -342,7 +343,7 @@ def test_another_model_may_draft(sampling: Sampling, seed: int) -> None:
     (plain,) = alone("full", "torch", request)
     serve, guesses = serving("full", "torch"), Drafted(drafter)
     guesses.paying = Always()
-    task = serve.submit(request, speculation=guesses)
+    task = serve.submit(request, guesser=lambda: guesses)
     steps = 0
     while serve.step():
         steps += 1
@@ -352,6 +353,19 @@ def test_another_model_may_draft(sampling: Sampling, seed: int) -> None:
     if seed == 5 and sampling.temperature == 0:
         assert found.right == found.guessed and steps < 20
     assert drafter.idle and not drafter.lent and not any(drafter.machine.own[0].holders)
+
+
+def test_a_drafter_whose_cache_is_held_by_its_guests_says_so() -> None:
+    serve = serving("full", "torch", blocks=4)
+    number = serve.lend()
+    serve.run_for(Rows.of(list(prompt_of(40)), sequence=number))
+    task = serve.submit(Request(prompt_of(30), 4))
+    assert not serve.step() and task.finished and isinstance(task.problem, CapacityError)
+    serve.end_loan(number)
+    assert violations(snapshot(serve)) == []
+    again = serve.submit(Request(prompt_of(30), 4, ignore_eos=True))
+    finish(serve)
+    assert len(results(again)[0].tokens) == 4
 
 
 class Always(Paying):
@@ -440,7 +454,7 @@ def test_ten_thousand_requests_leave_nothing(runtime: str) -> None:
                 ignore_eos=True,
                 n=3 if left % 50 == 0 else 1,
             )
-            begun.append(serve.submit(request, speculation=NGrams() if left % 4 == 0 else None))
+            begun.append(serve.submit(request, guesser=NGrams if left % 4 == 0 else None))
         if random.random() < 0.02 and begun:
             serve.cancel(random.choice(begun))
         serve.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from itertools import accumulate
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
@@ -65,12 +66,15 @@ def submit(
     shares: bool,
     heard: Callable[[Task], None] | None = None,
 ) -> Task:
-    guesses: Speculation | None = None
+    return serving.submit(request, shares=shares, guesser=_guesser(request), heard=heard, **brought)
+
+
+def _guesser(request: Request) -> Callable[[], Speculation] | None:
+    if request.speculate is None:
+        return None
     if isinstance(request.speculate, Loaded):
-        guesses = Drafted(scheduler(request.speculate))
-    elif request.speculate is not None:
-        guesses = NGrams()
-    return serving.submit(request, shares=shares, speculation=guesses, heard=heard, **brought)
+        return partial(Drafted, scheduler(request.speculate))
+    return NGrams
 
 
 def scheduler(loaded: Loaded, tap: Watch = lambda: None, beside: bool = False) -> Scheduler:

@@ -22,6 +22,7 @@ from qkv.engine.logprobs import Summary
 from qkv.engine.prefix import Prefixes
 from qkv.engine.requests import Request, reads_prompt
 from qkv.engine.tasks import Speculation, Task, Text
+from qkv.errors import CapacityError
 from qkv.loading import Loaded
 from qkv.runtime import Rows
 from qkv.runtime.blocks import BLOCK
@@ -57,20 +58,22 @@ class Scheduler:
         request: Request,
         salt: str = "",
         shares: bool = True,
-        speculation: Speculation | None = None,
+        guesser: Callable[[], Speculation] | None = None,
         heard: Callable[[Task], None] | None = None,
         **brought: object,
     ) -> Task:
         """Takes a request that was checked. What is `brought` beside its tokens is read with its prompt.
 
+        `guesser` makes what guesses, where guesses can be checked: of one answer that is no search.
         `heard` is told of the task when there is something new of it, in the thread that steps.
         """
         self.check(request)
         start, source = self._reads(request)
         task = Task(request, answers(request, self.loaded), start, source, brought, salt)
         task.shares = shares and self.machine.shares and not brought
-        guesses = speculation is not None and self.machine.goes_back and not self.machine.by_length
-        task.speculation = speculation if guesses and request.rows == 1 and request.beams is None else None
+        checked = self.machine.goes_back and not self.machine.by_length
+        if guesser is not None and checked and request.rows == 1 and request.beams is None:
+            task.speculation = guesser()
         if heard is not None:  # before a step can have it
             task.heard = heard
         self.waiting.append(task)
@@ -248,7 +251,13 @@ class Scheduler:
                 text.draft = []
                 continue
             youngest = self.running[-1]
-            self._set_aside(youngest)
+            if self.running == [task]:  # it would fit, but for what was lent
+                task.problem = CapacityError(
+                    "What drafts for others holds the cache that this request needs."
+                )
+                self._end(task)
+            else:
+                self._set_aside(youngest)
             if youngest is task:
                 return False
 
