@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
 from pathlib import Path
+from typing import cast
 
 from qkv.benching.figures import Sample, bytes_per_token, rotated
 from qkv.benching.machine import Moment, described, read_bandwidth
@@ -82,8 +83,7 @@ def bench(
 
 class _Native:
     def __init__(self, loaded: Loaded):
-        assert isinstance(loaded.machine, Native)
-        self.machine = loaded.machine
+        self.machine = cast(Native, loaded.machine)
         self.value_bytes = {"f32": 4, "bf16": 2, "int8": 1}[self.machine.cache_type]
         self.made = {self.machine.threads: self.machine.workers}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import qkv
 from qkv.benching.figures import QUIET, Sample, Spread, chosen, share_of_limit
+from qkv.errors import RequestError
 
 COLUMNS = {
     "threads": 7,
@@ -51,7 +52,8 @@ class Row:
     def spread(self, figure: str, unit: float = 1) -> Spread:
         """Of "prefill", "decode" or "bandwidth", in so many tokens or bytes a second."""
         found = Spread.of([getattr(sample, figure) / unit for sample in self.counted])
-        assert found is not None  # there is at least one round
+        if found is None:
+            raise RequestError("There is no round to tell of: measure at least one.")
         return found
 
     @property

@@ -155,17 +155,18 @@ class _Job:
 
     def hear(self) -> int:
         """Takes what its task has said; how many tokens are new."""
-        assert self.task is not None
-        before = self.tokens
-        while self.task.said:
-            which, _, completion = self.task.said.popleft()
+        task, before = self.task, self.tokens
+        if task is None:
+            return 0
+        while task.said:
+            which, _, completion = task.said.popleft()
             self.found[which] = completion
         self.tokens = sum(len(completion.tokens) for completion in self.found.values())
-        if self.task.problem is not None:
-            raise self.task.problem
-        if self.task.finished:
+        if task.problem is not None:
+            raise task.problem
+        if task.finished:
             each = [answer(self.found[which]) for which in sorted(self.found)]
-            self.end(each[0] if self.task.request.n == 1 else {"answers": each})
+            self.end(each[0] if task.request.n == 1 else {"answers": each})
         return self.tokens - before
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from qkv.engine.requests import Request
 from qkv.errors import CapacityError
 from qkv.memory import free_memory
-from qkv.runtime.blocks import Pool, blocks
+from qkv.runtime.blocks import BLOCK, Pool, blocks
 from qkv.runtime.machine import Machine
 
-STEP = 512  # tokens that a window layer may hold beside its window, while a step is computed
+CHUNK = 512  # rows a step: bounds its memory, how long others wait, and what a window holds beside itself
 KEPT = 1 << 30  # bytes of beginnings that are kept before the oldest of them are given up
 
 
@@ -27,7 +27,7 @@ class Budget:
         free = free_memory(self.device)
         whole = free if self.bytes is None else self.bytes
         pools = machine.own
-        each = {pool.group: pool.most(self.context or 1 << 15, STEP) * pool.bytes for pool in pools}
+        each = {pool.group: pool.most(self.context or 1 << 15, CHUNK) * pool.bytes for pool in pools}
         total = sum(each.values())
         for pool in pools:
             if total and whole is not None:
@@ -61,5 +61,5 @@ class Budget:
 
 def needed(pool: Pool, start: int, tokens: int, rows: int) -> int:
     """Blocks that rows of one prompt hold at most: what is full of it is shared."""
-    shared = start // 16 if rows > 1 else 0
-    return min(shared + rows * (blocks(tokens) - shared), rows * pool.most(tokens, STEP))
+    shared = start // BLOCK if rows > 1 else 0
+    return min(shared + rows * (blocks(tokens) - shared), rows * pool.most(tokens, CHUNK))

@@ -17,7 +17,7 @@ from threading import Lock
 import numpy as np
 
 from qkv.engine.answers import Move, answers, before
-from qkv.engine.limits import Budget
+from qkv.engine.limits import CHUNK, Budget
 from qkv.engine.logprobs import Summary
 from qkv.engine.prefix import Prefixes
 from qkv.engine.requests import Request, reads_prompt
@@ -29,7 +29,6 @@ from qkv.runtime.blocks import BLOCK
 from qkv.runtime.interpreter import Floats
 from qkv.runtime.machine import Machine
 
-CHUNK = 512  # rows a step: bounds its memory, and how long others wait for a long prompt
 MOST_ROWS = 256  # answers in the making at once
 Chosen = tuple[Task, Text, int]  # a text and how many of its tokens, guesses included, a step has
 

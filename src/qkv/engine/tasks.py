@@ -54,7 +54,7 @@ class Speculation(Protocol):
         ...
 
     def close(self) -> None:
-        """The text has ended, or is set aside."""
+        """The text has ended."""
         ...
 
 

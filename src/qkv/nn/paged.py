@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -73,7 +74,7 @@ class PagedCache:
 
     def block_bytes(self, group: int) -> int:
         each = (tensor for _, held in self.of(group) for tensor in held)
-        return sum(tensor[:1].numel() or _row(tensor) for tensor in each) * self.itemsize
+        return sum(math.prod(tensor.shape[1:]) for tensor in each) * self.itemsize
 
     @property
     def itemsize(self) -> int:
@@ -119,11 +120,6 @@ def kept(stack: Stack) -> list[tuple[str, Attention | LatentAttention]]:
         for name, mixer in layer.mixers()
         if isinstance(mixer, Attention | LatentAttention)
     ]
-
-
-def _row(tensor: Tensor) -> int:
-    heads, size, dim = tensor.shape[1:]
-    return heads * size * dim
 
 
 class PagedCall:
