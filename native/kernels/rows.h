@@ -180,7 +180,7 @@ inline void finish(const Finish& how, const float* products, int count, float* o
 
 inline Summary summary(const float* x, int n) {
   constexpr int PART = 16 * LANES;  // looked through again for the place
-  F sound = set(0.0f), most = set(-std::numeric_limits<float>::infinity());
+  F sound = set(0.0f);
   float top = -std::numeric_limits<float>::infinity();
   int from = 0;
   for (int start = 0; start < n; start += PART) {
@@ -196,7 +196,7 @@ inline Summary summary(const float* x, int n) {
     if (found > top) top = found, from = start;
   }
   if (sum(sound) != 0) return {0, NAN, NAN};
-  most = set(top);
+  const F most = set(top);
   Summary found{from, top, 0};
   while (x[found.best] != top) found.best++;
   // terms of fixed lanes, and each lane's in parts: no order depends on anything but n
