@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,6 @@ from qkv.benching.traffic import cache_bytes, stored_as, weight_bytes
 from qkv.engine import scheduler as scheduling
 from qkv.engine.timing import Timing, timed
 from qkv.errors import CapacityError, QkvError, RequestError, UnsupportedError
-from qkv.memory import forget_peak, peak_memory
 from qkv.runtime import native
 from qkv.spec import (
     Causal,
@@ -347,14 +348,17 @@ def test_the_native_runtime_reads_memory() -> None:
 
 
 def test_memory_that_was_given_back_is_forgotten() -> None:
-    if not forget_peak():
-        return
-    held = np.ones(64 << 20, np.uint8)
+    """In a process of its own: what other tests hold here may be all there is to see."""
+    code = """
+import numpy as np
+from qkv.memory import forget_peak, peak_memory
+if forget_peak():
+    held = np.ones(256 << 20, np.uint8)
     del held
     most = peak_memory()
-    assert forget_peak()
-    now = peak_memory()
-    assert most is not None and now is not None and most - now > 50e6
+    assert forget_peak() and most - peak_memory() > 200e6
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_a_system_without_counters_says_nothing_of_others(
