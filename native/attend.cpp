@@ -5,7 +5,12 @@
 namespace qkv {
 
 namespace {
-constexpr int MOST_APART = 1024;  // splits that are held apart at once
+constexpr int MOST_APART = 1024;  // parts that are held apart at once
+}
+
+// Whether keys between the first ones and its window are out of a row's sight.
+bool Attend::parted(const Step& step, int row) const {
+  return a_.first > 0 && step.rows.positions[row] >= a_.first + *a_.before;
 }
 
 // Tokens that a row's query sees: from, and before to.
@@ -13,7 +18,7 @@ void Attend::seen(const Step& step, int row, int& from, int& to) const {
   const int position = step.rows.positions[row];
   from = 0;
   to = step.tables[step.cache.slot(a_.slot).group].lengths[step.rows.sequences[row]];
-  if (a_.before) from = std::max(from, position - *a_.before + 1);
+  if (a_.before && (a_.first == 0 || parted(step, row))) from = std::max(from, position - *a_.before + 1);
   if (a_.after) to = std::min(to, position + *a_.after + 1);
   if (a_.chunk) {
     const int start = position / *a_.chunk * *a_.chunk;
@@ -34,11 +39,12 @@ void Attend::plan(Step& step) {
     while (end < step.count && step.rows.sequences[end] == step.rows.sequences[row]) end++;
     const int pairs = (end - row) * group();
     for (int first = 0; first < pairs; first += most) {
-      Tile tile{first, std::min(most, pairs - first), row, step.rows.sequences[row], INT32_MAX, 0, 0, 0, 0};
+      Tile tile{first, std::min(most, pairs - first), row, step.rows.sequences[row], INT32_MAX, 0, 0, 0, 0, 0};
       for (int r = row + first / group(); r <= row + (first + tile.count - 1) / group(); r++) {
         int from, to;
         seen(step, r, from, to);
         if (from < to) tile.from = std::min(tile.from, from), tile.to = std::max(tile.to, to);
+        if (parted(step, r)) tile.far = 1;
       }
       tile.split = tile.from / SPLIT, tile.end = tile.from < tile.to ? ceil_div(tile.to, SPLIT) : tile.split;
       tiles_.push_back(tile);
@@ -50,47 +56,57 @@ void Attend::plan(Step& step) {
 int Attend::begin(Step& step) {
   run_++;
   plan(step);
-  int splits = 0;
-  for (const auto& tile : tiles_) splits += tile.end - tile.split;
+  int parts = 0;
+  for (const auto& tile : tiles_) parts += tile.parts();
   const int units = static_cast<int>(tiles_.size()) * a_.kv_heads;
-  apart_ = units < step.threads * 4 && splits > static_cast<int>(tiles_.size()) && splits * a_.kv_heads <= MOST_APART;
+  apart_ = units < step.threads * 4 && parts > static_cast<int>(tiles_.size()) && parts * a_.kv_heads <= MOST_APART;
   if (!apart_) return units;
   items_.clear();
   for (int t = 0; t < static_cast<int>(tiles_.size()); t++) {
     tiles_[t].partial = static_cast<int>(items_.size());
-    for (int i = tiles_[t].split; i < tiles_[t].end; i++) items_.push_back(t);
+    items_.insert(items_.end(), tiles_[t].parts(), t);
   }
-  return splits * a_.kv_heads;
+  return parts * a_.kv_heads;
 }
 
-void Attend::load(Step& step, const Tile& tile, int kv_head, Scratch& scratch) const {
-  // splits that follow each other mostly have the same queries
-  const Scratch::Loaded wanted{this, run_, static_cast<int>(&tile - tiles_.data()) * a_.kv_heads + kv_head};
+void Attend::load(Step& step, const Place& at, Scratch& scratch) const {
+  // parts that follow each other mostly have the same queries
+  const int unit = static_cast<int>(at.tile - tiles_.data()) * a_.kv_heads + at.kv_head;
+  const Scratch::Loaded wanted{this, run_, 2 * unit + at.far()};
   if (scratch.loaded == wanted) return;
   scratch.loaded = wanted;
   Queries& q = scratch.queries;
-  const auto& shape = step.cache.shape(a_.slot);
+  q.count = at.tile->count, q.reach = a_.reach, q.cap = a_.cap;
+  for (int i = 0; i < q.count; i++) pack(step, at, i, q);
+}
+
+void Attend::pack(Step& step, const Place& at, int pair, Queries& q) const {
+  const int number = at.tile->first + pair;
+  const int row = at.tile->row + number / group(), head = at.kv_head * group() + number % group();
   const int key_dim = step.cache.slot(a_.slot).key_dim;
-  q.count = tile.count, q.reach = a_.reach, q.cap = a_.cap;
-  for (int i = 0; i < tile.count; i++) {
-    const int row = tile.row + (tile.first + i) / group(), head = kv_head * group() + (tile.first + i) % group();
-    q.position[i] = step.rows.positions[row];
-    seen(step, row, q.from[i], q.to[i]);
-    q.slope[i] = a_.slopes.empty() ? 0 : a_.slopes[head];
-    q.bias[i] = a_.bias.empty() ? nullptr : a_.bias.data() + std::size_t(head) * (2 * a_.reach + 1);
-    step.kernels.pack(shape, q, i, step.at(a_.query, row) + head * key_dim, key_dim, a_.scale);
+  q.position[pair] = step.rows.positions[row];
+  if (at.far()) {
+    q.position[pair] = std::min(q.position[pair], a_.first + *a_.before - 1);
+    q.from[pair] = 0, q.to[pair] = parted(step, row) ? a_.first : 0;
+  } else {
+    seen(step, row, q.from[pair], q.to[pair]);
   }
+  q.slope[pair] = a_.slopes.empty() ? 0 : a_.slopes[head];
+  q.bias[pair] = a_.bias.empty() ? nullptr : a_.bias.data() + std::size_t(head) * (2 * a_.reach + 1);
+  const float* query = step.at(at.far() ? a_.far : a_.query, row) + head * key_dim;
+  step.kernels.pack(step.cache.shape(a_.slot), q, pair, query, key_dim, a_.scale);
 }
 
 void Attend::split(Step& step, const Place& at, const Queries& q, Partial out) const {
   const i32* table = step.tables[step.cache.slot(a_.slot).group].of(at.tile->sequence);
+  const int from = at.far() ? 0 : at.tile->from, to = at.far() ? a_.first : at.tile->to;
   Block blocks[SPLIT_BLOCKS];
   for (int b = 0; b < SPLIT_BLOCKS; b++) {
-    const int start = at.split * SPLIT + b * BLOCK_TOKENS;
-    if (start < at.tile->to && start + BLOCK_TOKENS > at.tile->from)
+    const int start = at.start() + b * BLOCK_TOKENS;
+    if (start < to && start + BLOCK_TOKENS > from)
       blocks[b] = step.cache.block(a_.slot, table[start / BLOCK_TOKENS], at.kv_head);
   }
-  step.kernels.attend(step.cache.shape(a_.slot), q, blocks, at.split * SPLIT, out);
+  step.kernels.attend(step.cache.shape(a_.slot), q, blocks, at.start(), out);
 }
 
 void Attend::merge(const Step& step, const Tile& tile, Partial so_far, Partial later) const {
@@ -117,27 +133,27 @@ void Attend::finish(Step& step, const Tile& tile, int kv_head, Partial from) con
   }
 }
 
-// Items that are splits go from head to head, and along each in order.
+// Items that are parts go from head to head, and along each in order.
 Attend::Place Attend::place(int number) const {
-  const int splits = static_cast<int>(items_.size());
-  const Tile& tile = tiles_[items_[number % splits]];
-  return {&tile, number / splits, tile.split + number % splits - tile.partial};
+  const int parts = static_cast<int>(items_.size());
+  const Tile& tile = tiles_[items_[number % parts]];
+  return {&tile, number / parts, number % parts - tile.partial};
 }
 
 void Attend::item(Step& step, int number, Scratch& scratch) {
   const std::size_t size = partial_size(step.cache.shape(a_.slot).value_dim);
   if (apart_) {
     const Place at = place(number);
-    load(step, *at.tile, at.kv_head, scratch);
+    load(step, at, scratch);
     return split(step, at, scratch.queries, partial(step.partials.as<float>() + number * size));
   }
   const Tile& tile = tiles_[number / a_.kv_heads];
   if (scratch.partial.size() < 2 * size) scratch.partial.resize(2 * size);
   Partial so_far = partial(scratch.partial.data()), later = partial(scratch.partial.data() + size);
-  Place at{&tile, number % a_.kv_heads, tile.split};
-  load(step, tile, at.kv_head, scratch);
+  Place at{&tile, number % a_.kv_heads, 0};
   std::fill(so_far.total, so_far.total + tile.count, 0.0f);
-  for (; at.split < tile.end; at.split++) {
+  for (; at.part < tile.parts(); at.part++) {
+    load(step, at, scratch);
     split(step, at, scratch.queries, later);
     merge(step, tile, so_far, later);
   }
@@ -151,8 +167,8 @@ void AttendEnd::item(Step& step, int number, Scratch& scratch) {
   if (scratch.partial.size() < size) scratch.partial.resize(size);
   Partial so_far = Attend::partial(scratch.partial.data());
   std::fill(so_far.total, so_far.total + tile.count, 0.0f);
-  for (int s = 0; s < tile.end - tile.split; s++) {
-    const std::size_t place = kv_head * attend_.items_.size() + tile.partial + s;
+  for (int part = 0; part < tile.parts(); part++) {
+    const std::size_t place = kv_head * attend_.items_.size() + tile.partial + part;
     attend_.merge(step, tile, so_far, Attend::partial(step.partials.as<float>() + place * size));
   }
   attend_.finish(step, tile, kv_head, so_far);

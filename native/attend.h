@@ -9,9 +9,11 @@ namespace qkv {
 
 struct Attention {
   Span out, query;
+  Span far;  // the queries as the first keys meet them; see `first`
   int slot, heads, kv_heads;
   float scale;
   std::optional<int> before = {}, after = {}, chunk = {};  // which keys a query sees; see Sight in program.py
+  int first = 0;  // with `before`: how many first keys it sees as well, at most a split of the cache
   float cap = 0;
   std::vector<float> sinks = {};   // of each head, or none
   std::vector<float> slopes = {};  // of each head, or none
@@ -20,8 +22,9 @@ struct Attention {
 };
 
 // Up to QUERY_TILE queries (pairs of a row and a head) that share a head of keys and values are a tile.
-// Where there are few tiles, each split of the cache is an item of its own, and AttendEnd puts them
-// together; otherwise a tile's splits are taken in turn. Both merge the same splits in the same order.
+// Its parts are the splits of the cache, after the first keys where a gap parts them from the window.
+// Where there are few tiles, each part is an item of its own, and AttendEnd puts them together; otherwise
+// a tile's parts are taken in turn. Both merge the same parts in the same order.
 class Attend final : public Phase {
  public:
   explicit Attend(Attention attention) : a_(std::move(attention)) {}
@@ -36,15 +39,21 @@ class Attend final : public Phase {
     int row, sequence;
     int from, to;      // tokens that any of them sees
     int split, end;    // of the cache
-    int partial;       // where its splits begin among those of all tiles
+    int far;           // 1 where first keys are a part of their own, before the splits
+    int partial;       // where its parts begin among those of all tiles
+    int parts() const { return far + end - split; }
   };
   struct Place {  // what is read at once
     const Tile* tile = nullptr;
-    int kv_head = 0, split = 0;
+    int kv_head = 0, part = 0;
+    bool far() const { return part < tile->far; }
+    int start() const { return far() ? 0 : (tile->split + part - tile->far) * SPLIT; }
   };
   void plan(Step&);
+  bool parted(const Step&, int row) const;
   void seen(const Step&, int row, int& from, int& to) const;
-  void load(Step&, const Tile&, int kv_head, Scratch&) const;
+  void load(Step&, const Place&, Scratch&) const;
+  void pack(Step&, const Place&, int pair, Queries&) const;
   void split(Step&, const Place&, const Queries&, Partial) const;
   void merge(const Step&, const Tile&, Partial so_far, Partial later) const;
   Place place(int number) const;
@@ -55,9 +64,9 @@ class Attend final : public Phase {
 
   Attention a_;
   std::vector<Tile> tiles_;
-  std::vector<int> items_;  // the tile of each split
+  std::vector<int> items_;  // the tile of each part
   unsigned run_ = 0;        // how often it has begun
-  bool apart_ = false;      // every split an item
+  bool apart_ = false;      // every part an item
 };
 
 class AttendEnd final : public Phase {

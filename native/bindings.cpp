@@ -116,12 +116,13 @@ void expert_linear(Built& self, const Place& x, const Place& out, int picks, int
   self.program.add(std::make_unique<ExpertLinear>(span(out), picks, std::move(given), finish, from_picks));
 }
 
-void attend(Built& self, const Place& query, const Place& out, int slot, std::tuple<int, int> heads, float scale,
-            std::tuple<std::optional<int>, std::optional<int>, std::optional<int>> sight, float cap,
+void attend(Built& self, const Place& query, const Place& far, const Place& out, int slot, std::tuple<int, int> heads,
+            float scale, std::tuple<std::optional<int>, std::optional<int>, std::optional<int>, int> sight, float cap,
             const std::optional<Array<float>>& sinks, const std::optional<Array<float>>& slopes,
             const std::optional<Array<float>>& bias, int reach) {
-  Attention a{span(out), span(query), slot, std::get<0>(heads), std::get<1>(heads), scale};
-  std::tie(a.before, a.after, a.chunk) = sight;
+  Attention a{span(out), span(query), span(far), slot, std::get<0>(heads), std::get<1>(heads), scale};
+  std::tie(a.before, a.after, a.chunk, a.first) = sight;
+  if (a.first > SPLIT) throw std::invalid_argument("too many first keys");
   a.cap = cap, a.sinks = floats(sinks), a.slopes = floats(slopes), a.bias = floats(bias), a.reach = reach;
   auto phase = std::make_unique<Attend>(std::move(a));
   auto end = std::make_unique<AttendEnd>(*phase);
@@ -215,9 +216,9 @@ NB_MODULE(_native, m) {
       .def_prop_ro("instruction_set", [](const Built& self) { return std::string(self.kernels.name); })
       .def("take_rows", &take_rows)
       .def("sinusoids", [](Built& self, const Place& out, double base, bool halves) { add<Sinusoids>(self, span(out), base, halves); })
-      .def("angles", [](Built& self, int set, std::vector<float> by, float factor) { add<Angles>(self, set, std::move(by), factor); })
-      .def("rotate", [](Built& self, const Place& out, int heads, int set, int pairs, bool interleaved) {
-        add<Rotate>(self, span(out), heads, set, pairs, interleaved);
+      .def("angles", [](Built& self, int set, std::vector<float> by, float factor, int most) { add<Angles>(self, set, std::move(by), factor, most); })
+      .def("rotate", [](Built& self, const Place& out, const Place& x, int heads, int set, int pairs, bool interleaved) {
+        add<Rotate>(self, span(out), span(x), heads, set, pairs, interleaved);
       })
       .def("pick", [](Built& self, const Place& out, const Place& x) { self.program.pick(span(out), span(x)); })
       .def("norm", [](Built& self, const Place& out, const Place& x, bool centred, float eps, std::optional<Array<float>> scale,
@@ -242,7 +243,7 @@ NB_MODULE(_native, m) {
       })
       .def("linear", &linear, "x"_a, "out"_a, "pieces"_a, "add"_a, "scale"_a, "gate"_a.none())
       .def("expert_linear", &expert_linear, "x"_a, "out"_a, "picks"_a, "top_k"_a, "experts"_a, "gate"_a.none(), "from_picks"_a)
-      .def("attend", &attend, "query"_a, "out"_a, "slot"_a, "heads"_a, "scale"_a, "sight"_a, "cap"_a, "sinks"_a.none(),
+      .def("attend", &attend, "query"_a, "far"_a, "out"_a, "slot"_a, "heads"_a, "scale"_a, "sight"_a, "cap"_a, "sinks"_a.none(),
            "slopes"_a.none(), "bias"_a.none(), "reach"_a)
       .def("check", &check, "tokens"_a, "sequences"_a, "positions"_a, "types"_a.none(), "wanted"_a)
       .def("summarise", &summarise)

@@ -37,8 +37,9 @@ void Angles::reserve(Step& step, int rows) {
 void Angles::run(Step& step, int row) {
   const std::size_t pairs = frequencies.size();
   float* cosine = step.angles[set].as<float>() + row * pairs * 2;
+  const float position = static_cast<float>(std::min(step.rows.positions[row], most));
   for (std::size_t i = 0; i < pairs; i++) {
-    const float angle = static_cast<float>(step.rows.positions[row]) * frequencies[i];
+    const float angle = position * frequencies[i];
     cosine[i] = factor * std::cos(angle);
     cosine[pairs + i] = factor * std::sin(angle);
   }
@@ -47,6 +48,8 @@ void Angles::run(Step& step, int row) {
 void Rotate::run(Step& step, int row) {
   const float* cosine = step.angles[set].as<float>() + std::size_t(row) * pairs * 2;
   const int wide = out.width / heads;
+  const float* from = step.at(x, row);
+  if (from != step.at(out, row)) std::copy(from, from + out.width, step.at(out, row));
   for (int head = 0; head < heads; head++)
     step.kernels.rotate(step.at(out, row) + head * wide, pairs, interleaved, cosine, cosine + pairs);
 }

@@ -28,22 +28,25 @@ struct Sinusoids final : RowOperation {
   bool halves;
 };
 
-// factor * cosine and sine of position * frequency, once for all rotations by these frequencies.
+// factor * cosine and sine of position * frequency, once for all rotations by these frequencies. No
+// position is above `most`.
 struct Angles final : RowOperation {
-  Angles(int set, std::vector<float> frequencies, float factor)
-      : set(set), frequencies(std::move(frequencies)), factor(factor) {}
+  Angles(int set, std::vector<float> frequencies, float factor, int most)
+      : set(set), frequencies(std::move(frequencies)), factor(factor), most(most) {}
   void reserve(Step&, int rows) override;
   void run(Step&, int row) override;
   int set;
   std::vector<float> frequencies;
   float factor;
+  int most;
 };
 
+// out = x turned; x may be out.
 struct Rotate final : RowOperation {
-  Rotate(Span out, int heads, int set, int pairs, bool interleaved)
-      : out(out), heads(heads), set(set), pairs(pairs), interleaved(interleaved) {}
+  Rotate(Span out, Span x, int heads, int set, int pairs, bool interleaved)
+      : out(out), x(x), heads(heads), set(set), pairs(pairs), interleaved(interleaved) {}
   void run(Step&, int row) override;
-  Span out;
+  Span out, x;
   int heads, set, pairs;
   bool interleaved;
 };

@@ -56,6 +56,7 @@ def test_how_a_model_is_loaded_is_one_argument() -> None:
         "threads": 2,
         "kv": "int8",
         "cache": None,
+        "compress": None,
         "ignore": ("a",),
     }
     assert given["speculate"] == "ngram" and given["seed"] == 3 and "kv" not in given

@@ -8,7 +8,7 @@ namespace qkv::tests {
 
 namespace {
 
-constexpr int WIDTH = 64, HEADS = 4, KV_HEADS = 2, HEAD = 32, HIDDEN = 96, WORDS = 90;
+constexpr int WIDTH = 64, HEADS = 4, KV_HEADS = 2, HEAD = 32, HIDDEN = 96, WORDS = 90, LAYERS = 3;
 constexpr int TOKENS = 150, BLOCKS = 10;  // of each sequence: more than one split
 
 std::shared_ptr<const Matrix> matrix(Format format, int rows, int columns, Numbers& numbers) {
@@ -29,27 +29,32 @@ void linear(Program& program, Span x, Span out, std::shared_ptr<const Matrix> ma
   program.add(std::make_unique<Linear>(out, std::vector<Weights>{{matrix, 0, {}}}, finish));
 }
 
-// Buffers: 0 the rows, 1 normalised, 2 query, key and value, 3 mixed, 4 hidden, 5 picked, 6 logits.
+// Buffers: 0 the rows, 1 normalised, 2 query, key and value, 3 mixed, 4 hidden, 5 picked, 6 logits, 7 far queries.
+// The layers see all before them, a window, and first keys beside a window.
 std::unique_ptr<Program> decoder(Format format) {
   Numbers numbers(11);
   const int qkv = (HEADS + 2 * KV_HEADS) * HEAD;
-  auto program = std::make_unique<Program>(std::vector<int>{WIDTH, WIDTH, qkv, HEADS * HEAD, HIDDEN, WIDTH, WORDS}, 6);
+  auto program = std::make_unique<Program>(std::vector<int>{WIDTH, WIDTH, qkv, HEADS * HEAD, HIDDEN, WIDTH, WORDS, HEADS * HEAD}, 6);
   const Span x{0, 0, WIDTH}, h{1, 0, WIDTH}, mixed{3, 0, HEADS * HEAD}, hidden{4, 0, HIDDEN};
-  const Span query{2, 0, HEADS * HEAD}, key{2, HEADS * HEAD, KV_HEADS * HEAD}, value{2, (HEADS + KV_HEADS) * HEAD, KV_HEADS * HEAD};
+  const Span query{2, 0, HEADS * HEAD}, far{7, 0, HEADS * HEAD}, key{2, HEADS * HEAD, KV_HEADS * HEAD}, value{2, (HEADS + KV_HEADS) * HEAD, KV_HEADS * HEAD};
   const auto table = matrix(format, WORDS, WIDTH, numbers);
   program->add(std::make_unique<TakeRows>(x, table, TakeRows::Token, 1.0f, 0, false));
-  program->add(std::make_unique<Angles>(0, std::vector<float>(HEAD / 2, 0.1f), 1.0f));
+  constexpr int FIRST = 5, WINDOW = 30;
+  program->add(std::make_unique<Angles>(0, std::vector<float>(HEAD / 2, 0.1f), 1.0f, INT32_MAX));
+  program->add(std::make_unique<Angles>(1, std::vector<float>(HEAD / 2, 0.1f), 1.0f, FIRST + WINDOW - 1));
   Finish add, gated;
   add.add = true, gated.gated = true, gated.activation.kind = Activation::Silu;
-  for (int layer = 0; layer < 2; layer++) {
+  for (int layer = 0; layer < LAYERS; layer++) {
     program->add(std::make_unique<Norm>(h, x, false, 1e-5f, std::vector<float>(), std::vector<float>(), 1));
     linear(*program, h, {2, 0, qkv}, matrix(format, qkv, WIDTH, numbers), {});
-    program->add(std::make_unique<Rotate>(query, HEADS, 0, HEAD / 2, false));
-    program->add(std::make_unique<Rotate>(key, KV_HEADS, 0, HEAD / 2, false));
+    if (layer == 2) program->add(std::make_unique<Rotate>(far, query, HEADS, 1, HEAD / 2, false));
+    program->add(std::make_unique<Rotate>(query, query, HEADS, 0, HEAD / 2, false));
+    program->add(std::make_unique<Rotate>(key, key, KV_HEADS, 0, HEAD / 2, false));
     program->add(std::make_unique<Store>(layer, key, value));
-    Attention attention{mixed, query, layer, HEADS, KV_HEADS, 0.2f};
+    Attention attention{mixed, query, far, layer, HEADS, KV_HEADS, 0.2f};
     attention.after = 0;
     if (layer == 1) attention.before = 40;
+    if (layer == 2) attention.before = WINDOW, attention.first = FIRST;
     auto attend = std::make_unique<Attend>(attention);
     auto end = std::make_unique<AttendEnd>(*attend);
     program->add(std::move(attend));
@@ -67,7 +72,7 @@ std::unique_ptr<Program> decoder(Format format) {
 // What the program says after each token of `sequences` equally long ones, `chunk` tokens in a step.
 std::vector<float> answers(const Kernels& kernels, Format format, Kept kept, int threads, int chunk, int sequences) {
   const auto program = decoder(format);
-  Cache cache({{0, KV_HEADS, HEAD, HEAD}, {0, KV_HEADS, HEAD, HEAD}}, 1, kept);
+  Cache cache(std::vector<Slot>(LAYERS, {0, KV_HEADS, HEAD, HEAD}), 1, kept);
   cache.reserve(0, BLOCKS * sequences);
   Workers workers(threads);
   std::vector<i32> blocks;

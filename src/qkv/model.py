@@ -20,6 +20,7 @@ from qkv.engine.requests import ONE_ANSWER
 from qkv.errors import RequestError, TokenizerError, UnsupportedError
 from qkv.generation_config import NAME as GENERATION
 from qkv.runtime.choice import Choice, require_torch
+from qkv.runtime.compression import Compression
 from qkv.spec import Language, Model as Spec, MultiToken, PooledEmbedding
 from qkv.text import Tokenizer
 
@@ -43,6 +44,7 @@ def load(
     threads: int | None = None,
     kv: str | None = None,
     cache: int | None = None,
+    compress: str | Compression | None = None,
 ) -> Model:
     """A model from a folder in Hugging Face layout, a .gguf file, a hub name, or a packaged name.
 
@@ -51,11 +53,12 @@ def load(
     "cpu", are torch's; `dtype` None follows the file, and quantised weights become float32 there.
     `threads` None are as many as do good. `kv` is how the native runtime keeps keys and values: "f32",
     "bf16" or "int8", half the memory of bf16; `cache` how many bytes they may take in all, else what is
-    free. `ignore` names configuration keys or patterns of tensors to
-    do without; each must match something. Raises a `qkv.QkvError` whose sentence says what is wrong
+    free. `compress` keeps fewer of them: "sinks:1024" the first and the latest tokens, 1,024 in all;
+    "h2o:1024" and "snapkv:1024" those that got most attention, which only torch can tell. `ignore`
+    names configuration keys or patterns of tensors to do without; each must match something. Raises a `qkv.QkvError` whose sentence says what is wrong
     and what would be right.
     """
-    return Model(loading.load(source, dtype, device, ignore, progress, runtime, threads, kv, cache))
+    return Model(loading.load(source, dtype, device, ignore, progress, runtime, threads, kv, cache, compress))
 
 
 class Model:

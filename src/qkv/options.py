@@ -56,6 +56,11 @@ _HOW = options(
         metavar="SIZE",
         help="What keys and values may take: 2GiB; default: what is free.",
     ),
+    click.option(
+        "--compress",
+        metavar="POLICY:TOKENS",
+        help="Keep only so many tokens' keys and values: sinks:1024, or on torch h2o:1024, snapkv:1024.",
+    ),
     click.option("--ignore", multiple=True, help="A configuration key or tensor to do without."),
 )
 
@@ -65,7 +70,7 @@ def loading(command: Command) -> Command:
 
     @wraps(command)
     def gathered(**given: Any) -> None:
-        names = ("runtime", "dtype", "device", "threads", "kv", "cache", "ignore")
+        names = ("runtime", "dtype", "device", "threads", "kv", "cache", "compress", "ignore")
         command(how={name: given.pop(name) for name in names}, **given)
 
     return _HOW(cast("Command", gathered))

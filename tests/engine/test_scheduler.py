@@ -23,29 +23,49 @@ from qkv.errors import CapacityError
 from qkv.loading import Loaded
 from qkv.runtime import Rows
 from qkv.runtime.built import missing
+from qkv.runtime.compression import HeavyHitters, SnapKV, Weighing
 from qkv.runtime.lower import lower
 from qkv.runtime.machine import Machine
 from qkv.runtime.native import Native
 from qkv.runtime.torch_machine import TorchMachine
-from qkv.spec import Causal, Dense, Language, Model as Spec, RMSNorm, Rotary, Stack, Tokens, Window, pre_norm
+from qkv.spec import (
+    Causal,
+    Dense,
+    Everything,
+    Language,
+    Mask,
+    Model as Spec,
+    RMSNorm,
+    Rotary,
+    Stack,
+    Streaming,
+    Tokens,
+    Window,
+    pre_norm,
+)
 from qkv.spec.attention import Attention
 from tests.engine.tiny import tiny
 
 WORDS = 40  # tokens that prompts are made of: few, so that answers repeat themselves and guesses are right
 
 
-def described(*windows: int | None) -> Spec:
+def described(*sights: Mask) -> Spec:
     layers = tuple(
-        pre_norm(
-            Attention(2, 2, 6, position=Rotary(), mask=Causal() if window is None else Window(window)),
-            Dense("relu", 20),
-        )
-        for window in windows
+        pre_norm(Attention(2, 2, 6, position=Rotary(), mask=Causal() & sight), Dense("relu", 20))
+        for sight in sights
     )
     return Spec(decoder=Stack(Tokens(266, 16), layers, RMSNorm()), head=Language(266))
 
 
-KINDS = {"full": described(None, None), "window": described(None, 20, 20), "windows only": described(9, 30)}
+KINDS = {
+    "full": described(Everything(), Everything()),
+    "window": described(Everything(), Window(20), Window(20)),
+    "windows only": described(Window(9), Window(30)),
+    "streaming": described(Streaming(3, 20), Streaming(20, 9)),
+    "h2o": described(Everything(), Everything()),
+    "snapkv": described(Everything(), Everything()),
+}
+POLICIES: dict[str, Weighing] = {"h2o": HeavyHitters(21, 10), "snapkv": SnapKV(24, 5, 3)}
 
 
 @cache
@@ -58,7 +78,7 @@ def machine(kind: str, runtime: str) -> Machine:
     """Shared by all tests: that nothing of one is left for the next is what they check."""
     of = loaded(kind)
     if runtime == "torch":
-        return TorchMachine(of.model)
+        return TorchMachine(of.model, policy=POLICIES.get(kind))
     values = dict(of.files.tensors)
     return Native(lower(KINDS[kind]), values, threads=2, cache_type="bf16")
 
@@ -168,8 +188,9 @@ loads = st.lists(
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    ("runtime", "kind"), [(r, k) for r in RUNTIMES for k in KINDS if r == "torch" or k not in POLICIES]
+)
 @settings(max_examples=25, deadline=None)
 @given(
     asked=loads,
@@ -284,7 +305,7 @@ def test_window_layers_hand_back_what_is_out_of_sight() -> None:
     while serve.step():
         most = [max(n, sum(map(bool, pool.holders))) for n, pool in zip(most, serve.machine.own, strict=True)]
     assert most == [2, 3]  # 9 and 30 tokens, which begin and end anywhere in blocks of 16
-    assert [pool.window for pool in serve.machine.own] == [9, 30]
+    assert [pool.reach.window for pool in serve.machine.own] == [9, 30]
 
 
 def test_less_than_a_block_of_a_text_is_wasted() -> None:

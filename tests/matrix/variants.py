@@ -57,6 +57,7 @@ from qkv.spec import (
     Span,
     Stack,
     StateSpace,
+    Streaming,
     Strided,
     Sublayer,
     TokenClass,
@@ -172,6 +173,19 @@ VARIANTS: dict[str, Model] = {
     **POSITIONS,
     # masks
     "window": of(attention(mask=Causal() & Window(3))),
+    "streaming": of(attention(mask=Causal() & Streaming(2, 3))),
+    "streaming-then-full": of(attention(mask=Streaming(1, 3) & Causal()), attention()),
+    "streaming-alibi": of(attention(position=Alibi(), mask=Causal() & Streaming(2, 3))),
+    "streaming-buckets": of(attention(position=Buckets(8, 10, False), mask=Causal() & Streaming(2, 3))),
+    "streaming-shaw": of(attention(position=Shaw(2), mask=Causal() & Streaming(2, 3))),
+    "streaming-transformer-xl": of(attention(position=RelativeSinusoidal(), mask=Causal() & Streaming(2, 3))),
+    "streaming-none": of(attention(position=None, mask=Causal() & Streaming(2, 3))),
+    "streaming-yarn": of(
+        attention(
+            position=Rotary(dims=4, scaling=Yarn(4.0, 8), pairs="interleaved"),
+            mask=Causal() & Streaming(2, 3),
+        )
+    ),
     "window-then-full": of(attention(mask=Causal() & Window(3)), attention()),
     "chunk": of(attention(mask=Causal() & Chunk(4))),
     "strided": of(attention(mask=Causal() & (Strided(3) | Window(2)))),

@@ -17,6 +17,7 @@ from qkv.engine.tasks import Speculation, Task
 from qkv.errors import RequestError
 from qkv.loading import Loaded
 from qkv.runtime.choice import require_torch
+from qkv.runtime.compression import Sinks
 
 if TYPE_CHECKING:
     from qkv.nn import Tap
@@ -95,7 +96,9 @@ def _torch(loaded: Loaded, tap: Watch) -> Scheduler:
 
     found: Scheduler | None = loaded.serving.get("torch")
     if found is None or not cast(TorchMachine, found.machine).current(loaded.model):
-        machine = TorchMachine(loaded.model)
+        policy = loaded.compress
+        weighing = None if policy is None or isinstance(policy, Sinks) else policy
+        machine = TorchMachine(loaded.model, policy=weighing)
         budget = Budget(loaded.cache, loaded.context, str(machine.device))
         found = loaded.serving["torch"] = Scheduler(loaded, machine, budget)
     cast(TorchMachine, found.machine).watch = tap

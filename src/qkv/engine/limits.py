@@ -62,4 +62,4 @@ class Budget:
 def needed(pool: Pool, start: int, tokens: int, rows: int) -> int:
     """Blocks that rows of one prompt hold at most: what is full of it is shared."""
     shared = start // BLOCK if rows > 1 else 0
-    return min(shared + rows * (blocks(tokens) - shared), rows * pool.most(tokens, CHUNK))
+    return min(shared + rows * (blocks(tokens) - shared), rows * pool.most(tokens, CHUNK, start))

@@ -58,13 +58,15 @@ class Prefixes:
         return found
 
     def _there(self, found: list[Node], at: int, pool: Pool) -> bool:
-        return all(node.held[at] is not None for node in found[_seen(pool, len(found)) :])
+        gap = pool.reach.places(len(found) * BLOCK)
+        return all(node.held[at] is not None for place, node in enumerate(found) if place not in gap)
 
     def adopt(self, sequence: int, found: list[Node]) -> None:
         """Lets a sequence that holds nothing begin with what was found."""
         for at, pool in enumerate(self.pools):
-            first = _seen(pool, len(found))
-            pool.adopt(sequence, [None] * first + [node.held[at] for node in found[first:]])
+            gap = pool.reach.places(len(found) * BLOCK)
+            held = [None if place in gap else node.held[at] for place, node in enumerate(found)]
+            pool.adopt(sequence, held)
 
     def publish(self, sequence: int, place: int, parent: int, tokens: Sequence[int]) -> int:
         """Keeps a block that is full and computed; the number that the next block comes after."""
@@ -98,8 +100,3 @@ class Prefixes:
         ]
         if all(held is None for held in node.held):
             self.nodes.pop(node.key, None)
-
-
-def _seen(pool: Pool, places: int) -> int:
-    """The first of so many places that the query after them sees."""
-    return 0 if pool.window is None else max(0, places * BLOCK - pool.window + 1) // BLOCK

@@ -13,17 +13,19 @@ from qkv.runtime.blocks import BLOCK, Pool, blocks
 
 @dataclass(frozen=True)
 class Table:
-    """The blocks of a sequence from place `first` on, and how many tokens it has room for."""
+    """The blocks of a sequence, where they stand, and how many tokens it has room for."""
 
-    first: int
+    places: tuple[int, ...]
     length: int
     held: tuple[int, ...]
+    evicted: int = 0  # how many of its tokens were given up
 
 
 @dataclass(frozen=True)
 class PoolState:
     group: int
-    window: int | None
+    window: int | None  # so many of its last tokens a query sees; None: all
+    first: int  # and so many of the first
     limit: int | None
     holders: tuple[int, ...]
     free: tuple[int, ...]
@@ -74,9 +76,14 @@ def _texts(task: Task) -> Iterator[TextState]:
 
 def _pool(scheduler: Scheduler, pool: Pool) -> PoolState:
     tables = {
-        number: Table(pool.first[number], int(pool.lengths[number]), tuple(pool.held(number)))
+        number: Table(
+            tuple(pool.places(number)),
+            int(pool.lengths[number]),
+            tuple(pool.held(number)),
+            pool.evicted[number],
+        )
         for number in range(len(pool.lengths))
-        if pool.lengths[number] or pool.first[number]
+        if pool.lengths[number] or pool.gaps[number]
     }
     owners = scheduler.prefixes.owners
     published = {
@@ -85,7 +92,7 @@ def _pool(scheduler: Scheduler, pool: Pool) -> PoolState:
     }
     return PoolState(
         pool.group,
-        pool.window,
+        *pool.reach,
         pool.limit,
         tuple(pool.holders),
         tuple(pool.free),
@@ -141,15 +148,15 @@ def _of_pool(state: Snapshot, pool: PoolState) -> Iterator[str]:
 
 
 def _of_table(name: str, text: TextState, pool: PoolState) -> Iterator[str]:
-    table = pool.tables.get(text.number, Table(0, 0, ()))
-    if table.length != text.computed:
-        yield f"{name}: {table.length} tokens have room and {text.computed} are computed"
-    if len(table.held) != blocks(table.length) - table.first:
-        yield f"{name}: {len(table.held)} blocks from {table.first} for {table.length} tokens"
+    table = pool.tables.get(text.number, Table((), 0, ()))
+    if table.length + table.evicted != text.computed:
+        gone = f" after {table.evicted} that were given up" if table.evicted else ""
+        yield f"{name}: {table.length} tokens have room{gone} and {text.computed} are computed"
     seen = 0 if pool.window is None else max(0, text.computed - pool.window + 1) // BLOCK
-    if table.first != seen:
-        yield f"{name}: blocks before {table.first} are handed back, and {seen} are out of sight"
-    for place, block in enumerate(table.held, table.first):
+    wanted = [place for place in range(blocks(table.length)) if place < blocks(pool.first) or place >= seen]
+    if list(table.places) != wanted:
+        yield f"{name}: blocks are held at {list(table.places)} and in sight at {wanted}"
+    for place, block in zip(table.places, table.held, strict=True):
         tokens = text.tokens[place * BLOCK : (place + 1) * BLOCK]
         if block in pool.published and pool.published[block] != tokens:
             yield f"{name}: block {block} is known for other tokens"

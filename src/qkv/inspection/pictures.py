@@ -9,7 +9,7 @@ from qkv.inspection.places import places
 from qkv.inspection.steps import seer, stacks
 from qkv.inspection.words import mask_words
 from qkv.spec import Attention, LatentAttention, Mask, Model
-from qkv.spec.masks import And, Chunk, Or, Strided, Window
+from qkv.spec.masks import And, Chunk, Or, Streaming, Strided, Window
 
 
 def masks(model: Model) -> list[tuple[str, str, str]]:
@@ -54,6 +54,8 @@ def small(mask: Mask) -> Mask:
             return replace(mask, left=small(mask.left), right=small(mask.right))
         case Window():
             return Window(min(mask.before, 6), min(mask.after, 5))
+        case Streaming():
+            return Streaming(min(mask.first, 2), min(mask.window, 4))
         case Chunk():
             return Chunk(min(mask.size, 8))
         case Strided():

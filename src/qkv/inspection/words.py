@@ -42,7 +42,7 @@ from qkv.spec.attention import StateSpace
 from qkv.spec.feed_forward import ClampedSwish
 from qkv.spec.inputs import Input, Project
 from qkv.spec.layers import Mixer, arrangement
-from qkv.spec.masks import And, Causal, Chunk, Everything, Window
+from qkv.spec.masks import And, Causal, Chunk, Everything, Streaming, Window
 from qkv.spec.text import show
 
 
@@ -344,6 +344,8 @@ def mask_words(mask: Mask, one: str = "token") -> str:
             return f"every {one} sees itself, {mask.before - 1:,} before it and {mask.after:,} after it"
         case And(Causal(), Window(before, _)) | And(Window(before, _), Causal()):
             return f"every {one} sees itself and the {before - 1:,} before it"
+        case And(Causal(), Streaming(first, window)) | And(Streaming(first, window), Causal()):
+            return f"every {one} sees itself, the {window - 1:,} before it and the first {first:,}"
         case And(Causal(), Chunk(size)) | And(Chunk(size), Causal()):
             return f"every {one} sees itself and what is before it in its own chunk of {size:,}"
         case _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -19,6 +19,7 @@ from qkv.loading.files import Files, entries, opened
 from qkv.loading.parameters import Parameters, Progress
 from qkv.loading.room import check_memory, too_large
 from qkv.runtime.choice import Choice, choose, machine, otherwise, require_torch
+from qkv.runtime.compression import Compression, compression, described
 from qkv.runtime.machine import Machine
 from qkv.sources import find
 from qkv.spec import Model as Spec, Tokens
@@ -50,6 +51,7 @@ class Loaded:
     threads: int | None = None
     kv: str | None = None  # how the native runtime keeps keys and values; None: as the weights call for
     cache: int | None = None  # bytes that they may take; None: what is free
+    compress: Compression | None = None  # which of them are kept
     serving: dict[str, Any] = field(default_factory=dict)  # the engine's schedulers and grammars
 
     @property
@@ -146,6 +148,7 @@ def load(
     threads: int | None = None,
     kv: str | None = None,
     cache: int | None = None,
+    compress: str | Compression | None = None,
 ) -> Loaded:
     """Reads a model and its weights.
 
@@ -153,7 +156,8 @@ def load(
     file, a hub name ("org/name"), or a packaged model ("smollm2"). `runtime` is what generates:
     "native", "torch" or "numpy"; None takes the best there is (see `qkv.runtime.choice.choose`).
     `kv` is how the native runtime keeps keys and values: "f32", "bf16" or "int8"; `cache` how many
-    bytes they may take in all. `dtype` None follows the file (quantised weights become float32 in
+    bytes they may take in all; `compress` keeps only some of them: see `qkv.runtime.compression`.
+    `dtype` None follows the file (quantised weights become float32 in
     torch); a dtype, or a device other than "cpu", is torch's.
 
     `ignore` names what to do without, one name or several: keys of the configuration or of the
@@ -171,8 +175,14 @@ def load(
     files = opened(path, ignored)
     kind = dtype_of(dtype, files.tensors)
     places = checked(files, ignored)
-    choice = choose(runtime, files.description.model, where, dtype)
-    loaded = Loaded(files, choice, kind, where, ignored, threads, kv, cache)
+    policy = compression(compress)
+    if policy is not None:
+        model = described(files.description.model, policy)
+        files = replace(files, description=replace(files.description, model=model))
+    choice = choose(
+        runtime, files.description.model, where, dtype, weighs=policy is not None and policy.weighs
+    )
+    loaded = Loaded(files, choice, kind, where, ignored, threads, kv, cache, policy)
     loaded.places = places
     if kv is not None and choice.runtime != "native":
         raise RequestError(f"kv is of the native runtime, and this model is run by {choice.runtime}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -17,6 +18,7 @@ from qkv.nn.feed_forward import activation
 from qkv.nn.layout import Layout
 from qkv.nn.linear import Linear
 from qkv.nn.positions import AttentionPosition
+from qkv.nn.streaming import seen_from_first, twofold
 from qkv.nn.taps import NoTap, Tap
 
 
@@ -125,24 +127,31 @@ class Attention(Projected):
         tap: Tap = NoTap(),
     ) -> Float[Tensor, "batch length width"]:
         late = cache is not None and self.position.by_length  # a base that changes turns old keys too
-        query, key, value = self.as_queries(x), self.as_keys(x), self.as_values(x)
-        query = self.placed(query, layout, self.query_norm)
+        asked, key, value = self.as_queries(x), self.as_keys(x), self.as_values(x)
+        query = self.scaled_by_position(self.placed(asked, layout, self.query_norm), layout)
         key = key if late else self.placed(key, layout, self.key_norm)
-        query = self.scaled_by_position(query, layout)
         query, key, value = tap("query", query), tap("key", key), tap("value", value)
         if cache is not None:
             key, value = cache.store(name, key, value)
         if late:
             key = self.placed(key, layout, self.key_norm, keys=True)
+        mask, score = self.node.mask, self.node.score
+        moved = seen_from_first(layout, mask.streaming)
+        near = layout if moved is None else moved
+        bias = self.position.bias(query, key, near, self)
+        if moved is not None and mask.streaming is not None:
+            far = self.scaled_by_position(self.placed(asked, moved, self.query_norm), layout)
+            query, key = twofold(query, far, key, layout.key_positions < mask.streaming.first)
+            score = replace(score, scale=self.scale)
         heads = self.runs_on(tap).attend(
             query,
             key,
             value,
-            layout.visible(self.node.mask),
-            self.node.score,
+            layout.visible(mask),
+            score,
             sink=self.sink,
-            bias=self.position.bias(query, key, layout, self),
-            beside=lambda weights: self.position.values(weights, layout),
+            bias=bias,
+            beside=lambda weights: self.position.values(weights, near),
             tap=tap,
         )
         return self.mixed(heads, x, tap)

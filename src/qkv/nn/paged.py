@@ -106,10 +106,18 @@ class PagedCache:
         self.axes.pop(sequence, None)
 
     def call(
-        self, sequences: Sequence[int], starts: Sequence[int], tables: Sequence[Int[Tensor, "rows places"]]
+        self,
+        sequences: Sequence[int],
+        starts: Sequence[int],
+        tables: Sequence[Int[Tensor, "rows places"]],
+        evicted: Sequence[int] | None = None,
     ) -> PagedCall:
-        """A view of these sequences, each of which holds `starts` tokens; a table for each group."""
-        return PagedCall(self, sequences, starts, tables)
+        """A view of these sequences, each of which has read `starts` tokens; a table for each group.
+
+        It may have given up `evicted` of them: those it still holds, whichever they are, then stand
+        together before the call's, and are visible to all queries of the call.
+        """
+        return PagedCall(self, sequences, starts, tables, evicted or [0] * len(sequences))
 
 
 def kept(stack: Stack) -> list[tuple[str, Attention | LatentAttention]]:
@@ -131,9 +139,11 @@ class PagedCall:
         sequences: Sequence[int],
         starts: Sequence[int],
         tables: Sequence[Tensor],
+        evicted: Sequence[int],
     ):
         self.cache, self.sequences, self.tables = cache, list(sequences), tables
         self.starts = torch.tensor(list(starts), device=cache.device)
+        self.evicted = torch.tensor(list(evicted), device=cache.device)
         self.length = max(starts, default=0)
         self._before: Held = {}  # the states of these sequences, should the call fail
 
@@ -143,13 +153,16 @@ class PagedCall:
             raise RequestError(f"This call has {len(self.sequences)} sequences, and {layout.shape[0]} rows.")
         there = layout.positions >= 0
         positions = torch.where(there, layout.positions + self.starts[:, None], -1)
-        self.ends = self.starts + there.sum(-1)
+        held = self.starts - self.evicted
+        self.ends = held + there.sum(-1)
         width = int(self.ends.max())
         keys = torch.arange(width, device=positions.device).expand(len(self.sequences), width)
-        keys = torch.where(keys < self.ends[:, None], keys, -1)
+        there_too = keys < self.ends[:, None]
+        keys = torch.where(keys < held[:, None], keys, keys + self.evicted[:, None])
+        keys = torch.where(there_too, keys, -1)
         # where the call's tokens stand: in which row, at which place of the call, at which of the sequence
         self.rows, self.places = there.nonzero(as_tuple=True)
-        self.at = positions[self.rows, self.places]
+        self.at = (positions - self.evicted[:, None])[self.rows, self.places]
         axes, key_axes = self._on_axes(layout, width)
         return replace(
             layout, positions=positions, key_positions=keys, axes=axes, key_axes=key_axes, _memo={}

@@ -20,6 +20,7 @@ from qkv.spec.feed_forward import Activation, ClampedSwish
 # what the native runtime keeps as a file has it; values of other formats become F32
 FORMATS_KEPT = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 Place = tuple[int, int, int]
+ENDLESS = 2**31 - 1  # more than any position
 
 
 @dataclass
@@ -101,10 +102,11 @@ class Assembly:
         self.angles: dict[Any, int] = {}
         for operation in program.operations:
             if isinstance(operation, op.Rotate):
-                key = operation.frequencies, operation.factor
+                key = operation.frequencies, operation.factor, operation.most
                 if key not in self.angles:
                     self.angles[key] = len(self.angles)
-                    self.built.angles(self.angles[key], list(operation.frequencies), operation.factor)
+                    most = ENDLESS if operation.most is None else operation.most
+                    self.built.angles(self.angles[key], list(operation.frequencies), operation.factor, most)
         for operation in program.operations:
             packed.recent.clear()
             self.add(operation)
@@ -194,9 +196,9 @@ class Assembly:
 
     @add.register
     def _(self, o: op.Rotate) -> None:
-        angles = self.angles[o.frequencies, o.factor]
+        angles = self.angles[o.frequencies, o.factor, o.most]
         pairs, interleaved = len(o.frequencies), o.pairs == "interleaved"
-        self.built.rotate(self.at(o.out), o.heads, angles, pairs, interleaved)
+        self.built.rotate(self.at(o.out), self.at(o.x or o.out), o.heads, angles, pairs, interleaved)
 
     @add.register
     def _(self, o: op.Store) -> None:
@@ -210,10 +212,13 @@ class Assembly:
             reach = o.starts[-1] if o.starts else 0  # further than this nothing changes
             table = self.packed.kept(o.buckets).decode().astype(np.float32)
             bias = np.ascontiguousarray(table[bucket(o, np.arange(-reach, reach + 1))].T).reshape(-1)
-        sight = (o.sight.before, o.sight.after, o.sight.chunk)
+        sight = (o.sight.before, o.sight.after, o.sight.chunk, o.sight.first)
         heads, sinks = (o.heads, o.kv_heads), self.packed.values(o.sink)
-        query, out, slot = self.at(o.query), self.at(o.out), self.slots[o.slot]
-        self.built.attend(query, out, slot, heads, o.scale, sight, o.cap or 0.0, sinks, slopes, bias, reach)
+        query, far, out = self.at(o.query), self.at(o.far or o.query), self.at(o.out)
+        slot = self.slots[o.slot]
+        self.built.attend(
+            query, far, out, slot, heads, o.scale, sight, o.cap or 0.0, sinks, slopes, bias, reach
+        )
 
     @add.register
     def _(self, o: op.Activate) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkv.errors import CapacityError
+from qkv.runtime.compression import Weighing
 
 BLOCK = 16  # tokens
+NONE = range(0)
 
 
 def blocks(tokens: int) -> int:
@@ -34,24 +36,51 @@ class Memory(Protocol):
     def block_bytes(self, group: int) -> int: ...
 
 
+class Reach(NamedTuple):
+    """What queries need of a sequence: so many of their last tokens (None: all), and of its first ones."""
+
+    window: int | None = None
+    first: int = 0
+
+    def places(self, position: int) -> range:
+        """The places of blocks that no query from `position` on sees."""
+        kept = blocks(self.first)
+        return range(kept, 0 if self.window is None else max(0, position - self.window + 1) // BLOCK)
+
+    def wider(self, other: Reach) -> Reach:
+        """What is needed where both are."""
+        all_ = self.window is None or other.window is None
+        window = None if all_ else max(self.window or 0, other.window or 0)
+        return Reach(window, 0 if all_ else max(self.first, other.first))
+
+
+def ordered(reaches: Iterable[Reach]) -> list[Reach]:
+    """Each once, what sees all first; one that does, where there are none."""
+    return sorted(set(reaches), key=lambda r: (r.window is not None, r.window or 0, r.first)) or [Reach()]
+
+
 @dataclass
 class Pool:
     """The blocks of one group of attentions that are kept alike, and the table of each sequence.
 
-    Sequences share blocks until one writes. `window` is how many of its last tokens a query sees
-    (None: all): blocks that are out of sight can be handed back. A block that `publish` was told of
+    Sequences share blocks until one writes. `reach` is what queries see of a sequence: blocks that
+    are out of sight can be handed back. A block that `publish` was told of
     keeps its tokens when nobody holds it any more, until it is needed: then `forgotten` is told.
-    `limit` is how many blocks there can be (None: as many as are asked for).
+    `limit` is how many blocks there can be (None: as many as are asked for). A `policy` gives tokens of
+    a sequence up and moves the others together, so that those from `start` on stand `evicted` earlier.
     """
 
     memory: Memory
     group: int
-    window: int | None = None
+    reach: Reach = Reach()
     limit: int | None = None
     keep: int | None = None  # how many there are before the oldest that is cached is used again
     table: NDArray[np.int32] = field(default_factory=lambda: np.zeros((4, 8), np.int32))
     lengths: NDArray[np.int32] = field(default_factory=lambda: np.zeros(4, np.int32))
-    first: list[int] = field(default_factory=lambda: [0] * 4)  # places before it were handed back
+    gaps: list[range] = field(default_factory=lambda: [NONE] * 4)  # of each: places handed back
+    policy: Weighing | None = None
+    prompts: dict[int, int] = field(default_factory=dict)  # of sequences under a policy: prompts' lengths
+    evicted: list[int] = field(default_factory=lambda: [0] * 4)  # of each: how many tokens were given up
     holders: list[int] = field(default_factory=list)  # of each block there is: how many sequences
     free: list[int] = field(default_factory=list)  # hold nothing
     cached: OrderedDict[int, None] = field(
@@ -72,19 +101,26 @@ class Pool:
         """Of a block, in all attentions of the group."""
         return self.memory.block_bytes(self.group)
 
-    def most(self, tokens: int, step: int) -> int:
-        """How many blocks a sequence of so many tokens holds at most, of which `step` come at once."""
-        if self.window is None:
+    def most(self, tokens: int, step: int, prompt: int | None = None) -> int:
+        """How many blocks a sequence of so many tokens holds at most, of which `step` come at once.
+
+        A `prompt` of so many of them comes whole; what follows it comes one by one.
+        """
+        window, first = self.reach
+        if self.policy is not None and prompt is not None and tokens > prompt:
+            return blocks(max(prompt, self.policy.held(prompt, tokens - 1) + 1))
+        if window is None:
             return blocks(tokens)
         # its window and the step may both begin within a block
-        return min(blocks(tokens), blocks(self.window + step) + 1)
+        return min(blocks(tokens), blocks(first) + blocks(window + step) + 1)
 
     def wanted(self, sequence: int, start: int, end: int) -> int:
         """How many blocks `extend` would take."""
         if sequence >= len(self.lengths):
             return blocks(end)
+        start, end = self._places_of(sequence, start, end)
         held = blocks(int(self.lengths[sequence]))
-        writes = self.table[sequence, max(start // BLOCK, self.first[sequence]) : min(held, blocks(end))]
+        writes = self.table[sequence, start // BLOCK : min(held, blocks(end))]
         return max(0, blocks(end) - held) + sum(self.holders[block] > 1 for block in writes.tolist())
 
     def extend(self, sequence: int, start: int, end: int) -> None:
@@ -92,10 +128,11 @@ class Pool:
 
         Raises CapacityError where there is no block left, and may then have taken some.
         """
-        self.reach(sequence, blocks(end))
+        self.widen(sequence, blocks(end))
+        start, end = self._places_of(sequence, start, end)
         row = self.table[sequence]
         held = blocks(int(self.lengths[sequence]))
-        for place in range(max(start // BLOCK, self.first[sequence]), min(held, blocks(end))):
+        for place in range(start // BLOCK, min(held, blocks(end))):  # never out of sight
             block = int(row[place])
             if self.holders[block] > 1:  # another sequence reads what would be written over
                 row[place] = copy = self._take(clear=False)
@@ -110,10 +147,9 @@ class Pool:
 
     def adopt(self, sequence: int, held: Sequence[int | None]) -> None:
         """Lets a sequence that holds nothing begin with these published blocks; None: out of its sight."""
-        self.reach(sequence, len(held))
-        self.first[sequence] = next(
-            (place for place, block in enumerate(held) if block is not None), len(held)
-        )
+        self.widen(sequence, len(held))
+        absent = [place for place, block in enumerate(held) if block is None]
+        self.gaps[sequence] = range(absent[0], absent[-1] + 1) if absent else NONE
         for place, block in enumerate(held):
             if block is not None:
                 self.table[sequence, place] = block
@@ -123,48 +159,67 @@ class Pool:
 
     def fork(self, parent: int, child: int) -> None:
         """Lets a sequence that holds nothing go on from all that another holds."""
-        self.reach(max(parent, child), 0)
-        first, count = self.first[parent], blocks(int(self.lengths[parent]))
-        self.table[child, :count] = self.table[parent, :count]
-        self.lengths[child], self.first[child] = self.lengths[parent], first
-        for block in self.table[parent, first:count].tolist():
+        self.widen(max(parent, child), 0)
+        self.table[child] = self.table[parent]
+        self.lengths[child], self.gaps[child] = self.lengths[parent], self.gaps[parent]
+        self.evicted[child] = self.evicted[parent]
+        if parent in self.prompts:
+            self.prompts[child] = self.prompts[parent]
+        for block in self.held(parent):
             self.holders[block] += 1
 
     def forget(self, sequence: int, length: int = 0) -> None:
         """Takes a sequence back to its first tokens, of which all that are in sight must still be held."""
         if sequence >= len(self.lengths):
             return
-        first, end = self.first[sequence], blocks(int(self.lengths[sequence]))
         # the last first: of what is cached, beginnings stay longest
-        for block in self.table[sequence, max(first, blocks(length)) : end].tolist()[::-1]:
-            self._drop(block)
+        for place in reversed(self.places(sequence)):
+            if place >= blocks(length):
+                self._drop(int(self.table[sequence, place]))
         self.lengths[sequence] = min(length, int(self.lengths[sequence]))
         if not length:
-            self.first[sequence] = 0
+            self.gaps[sequence], self.evicted[sequence] = NONE, 0
+
+    def shrink(self, sequence: int, count: int) -> None:
+        """Takes note that so many tokens were given up, and the others moved together."""
+        self.forget(sequence, int(self.lengths[sequence]) - count)
+        self.evicted[sequence] += count
+
+    def _places_of(self, sequence: int, start: int, end: int) -> tuple[int, int]:
+        """Where tokens stand; from 0, where a policy moves all once they have come."""
+        gone, prompt = self.evicted[sequence], self.prompts.get(sequence)
+        if self.policy is not None and prompt is not None and self.policy.held(prompt, end) < end - gone:
+            start = gone
+        return start - gone, end - gone
 
     def hand_back(self, sequence: int, position: int) -> None:
         """Gives up the blocks that no query from `position` on sees."""
-        if self.window is None or sequence >= len(self.lengths):
+        gap = self.reach.places(position)
+        if not gap or sequence >= len(self.lengths):
             return
-        first, seen = self.first[sequence], max(0, position - self.window + 1) // BLOCK
-        for block in self.table[sequence, first:seen].tolist()[::-1]:
+        held = max(gap.start, self.gaps[sequence].stop)  # what is before was handed back before
+        for block in self.table[sequence, held : gap.stop].tolist()[::-1]:
             self._drop(block)
-        self.table[sequence, first:seen] = 0
-        self.first[sequence] = max(first, seen)
+        if held < gap.stop:
+            self.table[sequence, held : gap.stop] = 0
+            self.gaps[sequence] = gap
 
     def publish(self, sequence: int, place: int) -> int | None:
         """The block at a place, now kept for others; None where it was handed back or is already."""
         block = int(self.table[sequence, place])
-        if place < self.first[sequence] or block in self.published:
+        if place in self.gaps[sequence] or block in self.published:
             return None
         self.published.add(block)
         return block
 
     def held(self, sequence: int) -> list[int]:
-        """The blocks of a sequence, from the first that was not handed back."""
-        if sequence >= len(self.lengths):
-            return []
-        return self.table[sequence, self.first[sequence] : blocks(int(self.lengths[sequence]))].tolist()
+        """The blocks of a sequence that were not handed back."""
+        return self.table[sequence, self.places(sequence)].tolist() if sequence < len(self.lengths) else []
+
+    def places(self, sequence: int) -> list[int]:
+        """Where they stand."""
+        gap = self.gaps[sequence]
+        return [place for place in range(blocks(int(self.lengths[sequence]))) if place not in gap]
 
     def _take(self, clear: bool = True) -> int:
         count = len(self.holders)
@@ -198,7 +253,7 @@ class Pool:
         self.published.discard(block)
         self.forgotten(self.group, block)
 
-    def reach(self, sequence: int, count: int) -> None:
+    def widen(self, sequence: int, count: int) -> None:
         """Makes the table large enough for a sequence and so many blocks of it."""
         rows, columns = self.table.shape
         if sequence >= rows or count > columns:
@@ -208,4 +263,5 @@ class Pool:
             table[: self.table.shape[0], : self.table.shape[1]] = self.table
             lengths[: len(self.lengths)] = self.lengths
             self.table, self.lengths = table, lengths
-            self.first += [0] * (rows - len(self.first))
+            self.gaps += [NONE] * (rows - len(self.gaps))
+            self.evicted += [0] * (rows - len(self.evicted))

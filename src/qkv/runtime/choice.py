@@ -33,15 +33,20 @@ class Choice:
     free: bool = False
 
 
-def choose(asked: str | None, spec: Model, device: str = "cpu", dtype: Any = None) -> Choice:
+def choose(
+    asked: str | None, spec: Model, device: str = "cpu", dtype: Any = None, weighs: bool = False
+) -> Choice:
     """The runtime for a model.
 
     `asked` decides, if it is given: RequestError for another name, or beside a `dtype` or `device`
     that only torch has; UnsupportedError where it cannot be had. Then a dtype, or a device other than
     "cpu", means torch. Then QKV_RUNTIME decides. Where nothing does: native where it is built and can
-    express the model, else torch where it is installed, else numpy.
+    express the model, else torch where it is installed, else numpy. A cache that `weighs` its keys by
+    the attention they get is torch's too.
     """
     elsewhere = f"dtype {dtype}" if dtype is not None else f"device {device!r}" if device != "cpu" else None
+    if weighs:
+        elsewhere = elsewhere or "keeping by attention weights"
     if asked is not None:
         if elsewhere and _known(asked, "runtime") != "torch":
             raise RequestError(f"The {asked} runtime has no {elsewhere}: leave it out, or choose torch.")

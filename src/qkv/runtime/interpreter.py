@@ -178,8 +178,9 @@ class Interpreter:
 
     @run.register
     def _(self, o: op.Rotate) -> None:
-        x = self.at(o.out).reshape(len(self.rows.tokens), o.heads, -1).copy()
-        angles = self.rows.positions[:, None].astype(np.float32) * np.array(o.frequencies, np.float32)
+        x = self.at(o.x or o.out).reshape(len(self.rows.tokens), o.heads, -1).copy()
+        positions = self.rows.positions if o.most is None else np.minimum(self.rows.positions, o.most)
+        angles = positions[:, None].astype(np.float32) * np.array(o.frequencies, np.float32)
         cosine, sine = (np.float32(o.factor) * f(angles)[:, None] for f in (np.cos, np.sin))
         pairs = len(o.frequencies)
         half = o.pairs == "half"
@@ -201,26 +202,34 @@ class Interpreter:
     @run.register
     def _(self, o: op.Attend) -> None:
         query = self.at(o.query).reshape(len(self.rows.tokens), o.heads, -1)
+        far = query if o.far is None else self.at(o.far).reshape(query.shape)
         out = np.zeros((len(query), o.out.width), np.float32)
         for sequence in np.unique(self.rows.sequences):
             rows = np.flatnonzero(self.rows.sequences == sequence)
             held = self.kept.slots.get((o.slot, int(sequence)))
             if held is not None and len(held[0]):
-                out[rows] = self._attend(o, query[rows], self.rows.positions[rows], *held)
+                out[rows] = self._attend(o, query[rows], far[rows], self.rows.positions[rows], *held)
         self.put(o.out, out)
 
-    def _attend(self, o: op.Attend, query: Floats, places: Ints, key: Floats, value: Floats) -> Floats:
+    def _attend(
+        self, o: op.Attend, query: Floats, far: Floats, places: Ints, key: Floats, value: Floats
+    ) -> Floats:
         group = o.heads // o.kv_heads
         key, value = np.repeat(key, group, 1), np.repeat(value, group, 1)
         ahead = np.arange(len(key))[None, :] - places[:, None]
+        seen = _seen(o.sight, ahead, places)
         scores = np.float32(o.scale) * np.einsum("qhd,khd->hqk", query, key)
+        if o.sight.first and o.sight.before is not None:
+            at, first = np.minimum(places, o.sight.first + o.sight.before - 1), slice(0, o.sight.first)
+            scores[..., first] = np.float32(o.scale) * np.einsum("qhd,khd->hqk", far, key[first])
+            ahead[:, first] = np.arange(len(key))[first] - at[:, None]
         if o.cap is not None:
             scores = np.float32(o.cap) * np.tanh(scores / np.float32(o.cap))
         if o.slopes is not None:
             scores = scores - np.array(o.slopes, np.float32)[:, None, None] * np.abs(ahead)
         if o.buckets is not None:
             scores = scores + self.weights[o.buckets][bucket(o, ahead)].transpose(2, 0, 1)
-        scores = np.where(_seen(o.sight, ahead, places), scores, -np.inf)
+        scores = np.where(seen, scores, -np.inf)
         sink = None if o.sink is None else self.weights[o.sink][:, None, None]
         return np.einsum("hqk,khd->qhd", _softmax(scores, sink), value).reshape(len(query), -1)
 
@@ -275,7 +284,7 @@ def _seen(sight: op.Sight, ahead: Ints, places: Ints) -> NDArray[np.bool_]:
     """(queries, keys): whether a key, so far ahead of the query, is seen."""
     seen = np.ones(ahead.shape, bool)
     if sight.before is not None:
-        seen &= ahead > -sight.before
+        seen &= (ahead > -sight.before) | (ahead + places[:, None] < sight.first)
     if sight.after is not None:
         seen &= ahead <= sight.after
     if sight.chunk is not None:

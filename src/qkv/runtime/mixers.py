@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from qkv import spec
 from qkv.runtime.emitter import Emitter, Into, Unexpressed, only
@@ -27,6 +27,7 @@ from qkv.spec.layers import Mixer
 
 SIZES = ("heads", "kv_heads", "head_dim", "value_dim")
 GROUPS = ("groups", "top_groups", "group_best")
+MOST_FIRST = 128  # first keys that are read beside a window, in one go
 
 
 def mixer(emit: Emitter, node: Mixer, place: str, slot: str, read: Span, into: Into) -> None:
@@ -70,11 +71,19 @@ def attention(emit: Emitter, node: spec.Attention, place: str, slot: str, read: 
     linear(emit, made, read, f"{place}.query", f"{place}.key", f"{place}.value")
     if through.clip is not None:
         emit.emit(Clamp(made, through.clip))
+    streaming, far = node.mask.streaming, None
     for late in (False, True):
         if through.norm_after_rotation == late:
             _head_norms(emit, node, place, query, key)
+            if late and far is not None:
+                _head_norms(emit, node, place, far, None)
         if not late and isinstance(node.position, spec.Rotary):
-            _rotate(emit, node, place, (query, heads), (key, kv_heads))
+            if streaming is not None:  # as the first keys meet it
+                far = emit.buffer("far", widths[0])
+                most = streaming.first + streaming.window - 1
+                emit.emit(Rotate(far, heads, *_turns(node, place), x=query, most=most))
+            for span, count in ((query, heads), (key, kv_heads)):
+                emit.emit(Rotate(span, count, *_turns(node, place)))
     emit.slots[slot] = Slot(kv_heads, head_dim, value_dim)
     emit.emit(Store(slot, key, value))
     attended = emit.buffer("attended", heads * value_dim)
@@ -90,6 +99,7 @@ def attention(emit: Emitter, node: spec.Attention, place: str, slot: str, read: 
             score.cap,
             emit.maybe(f"{place}.sink"),
             **_bias(emit, node, place),
+            far=far,
         )
     )
     _gate(emit, node, place, read, attended)
@@ -154,17 +164,14 @@ def _head_norms(
             emit.norm(through.norm, f"{place}.{name}", span, span, groups)
 
 
-def _rotate(emit: Emitter, node: spec.Attention, place: str, *parts: tuple[Span, int]) -> None:
-    position = node.position
-    if not isinstance(position, spec.Rotary):
-        return
+def _turns(node: spec.Attention, place: str) -> tuple[tuple[float, ...], float, Any]:
+    """Frequencies, factor and pairs of a rotation."""
+    position = cast(spec.Rotary, node.position)
     if isinstance(position.scaling, spec.DynamicNTK | spec.LongRope):
         raise Unexpressed(place, "a rotation that depends on the length")
     only(position, place, "theta", "dims", "pairs", "scaling", "axes")  # all axes are the position here
     frequencies, factor = position.frequencies(node.head_dim, 0)
-    turns = tuple(float(f) for f in frequencies)
-    for span, heads in parts:
-        emit.emit(Rotate(span, heads, turns, factor, position.pairs))
+    return tuple(float(f) for f in frequencies), factor, position.pairs
 
 
 def _bias(emit: Emitter, node: spec.Attention, place: str) -> dict[str, Any]:
@@ -197,15 +204,28 @@ def sight(mask: spec.Mask, place: str) -> Sight:
         return Sight(after=0)
     if isinstance(mask, spec.Window):
         return Sight(mask.before, mask.after)
+    if isinstance(mask, spec.Streaming):
+        if mask.first > MOST_FIRST:
+            raise Unexpressed(place, f"more than {MOST_FIRST} first keys beside a window")
+        return Sight(mask.window, first=mask.first)
     if isinstance(mask, spec.Chunk):
         return Sight(chunk=mask.size)
     if isinstance(mask, spec.And):
-        left, right = sight(mask.left, place), sight(mask.right, place)
-        if left.chunk is None or right.chunk is None:
-            return Sight(
-                _least(left.before, right.before), _least(left.after, right.after), left.chunk or right.chunk
-            )
+        both = _both(sight(mask.left, place), sight(mask.right, place))
+        if both is not None:
+            return both
     raise Unexpressed(place, f"the mask {mask}")
+
+
+def _both(left: Sight, right: Sight) -> Sight | None:
+    """What both show, if it is one run; first keys stay beside a window that nothing else narrows."""
+    if left.chunk is not None and right.chunk is not None:
+        return None
+    for one, other in ((left, right), (right, left)):
+        if one.first and (other.first or other.before is not None or other.chunk is not None):
+            return None
+    before, after = _least(left.before, right.before), _least(left.after, right.after)
+    return Sight(before, after, left.chunk or right.chunk, left.first + right.first)
 
 
 def _least(a: int | None, b: int | None) -> int | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from qkv.checkpoints import StoredTensor
 from qkv.errors import RequestError, UnsupportedError
 from qkv.runtime.assembly import Assembly, Packed, exact
-from qkv.runtime.blocks import BLOCK, Pool, blocks
+from qkv.runtime.blocks import BLOCK, Pool, Reach, blocks, ordered
 from qkv.runtime.built import missing
 from qkv.runtime.interpreter import Floats, Rows
 from qkv.runtime.lower import Lowered
@@ -80,15 +80,15 @@ class Native:
             raise RequestError(f"A cache holds f32, bf16 or int8, not {chosen!r}.")
         self.cache_type: CacheType = chosen
         slots = {name: slot for program in reversed(programs) for name, slot in program.slots.items()}
-        group, windows = _groups(lowered)
+        group, reaches = _groups(lowered)
         sizes = [(group[name], s.kv_heads, s.head_dim, s.value_dim) for name, s in slots.items()]
         if any(max(size[2:]) > 512 for size in sizes):
             raise UnsupportedError("The native runtime has no heads of more than 512 dimensions.")
         beside = 2 if lowered.source is not None else 0
-        count = len(windows) + beside
+        count = len(reaches) + beside
         self.cache = native.Cache(sizes, count, CACHE_TYPES.index(self.cache_type))
-        self.own = [Pool(self.cache, number, window) for number, window in enumerate(windows)]
-        self.beside = [Pool(self.cache, number) for number in range(len(windows), count)]
+        self.own = [Pool(self.cache, number, reach) for number, reach in enumerate(reaches)]
+        self.beside = [Pool(self.cache, number) for number in range(len(reaches), count)]
         self.shares = not self.beside
         self.summaries: Summaries | None = None
         packed = Packed(native, weights)
@@ -153,7 +153,7 @@ class Native:
         sequences = given[1]
         if self.beside and sequences is not None:
             for pool in self.beside:
-                pool.reach(int(sequences.max()), 0)
+                pool.widen(int(sequences.max()), 0)
         answers = np.empty((wanted, self.columns), np.float32)
         self._run(self.main, given, answers)
         return answers[:, : self.width] if self.columns != self.width else answers
@@ -178,27 +178,25 @@ class Native:
         return own + sum(blocks(source) * pool.bytes for pool in self.beside)
 
 
-def _groups(lowered: Lowered) -> tuple[dict[str, int], list[int | None]]:
-    """Which group each slot is in: those of one window together, then a source's, then the encoder's own.
+def _groups(lowered: Lowered) -> tuple[dict[str, int], list[Reach]]:
+    """Which group each slot is in: those of one reach together, then a source's, then the encoder's own.
 
-    With them the windows of the groups that the tokens themselves are kept in.
+    With them the reaches of the groups that the tokens themselves are kept in.
     """
     stored = lowered.source.slots if lowered.source is not None else {}
     own = [name for name in lowered.main.slots if name not in stored]
-    seen: dict[str, int | None] = {}
+    seen: dict[str, Reach] = {}
     for operation in lowered.main.operations:
         if isinstance(operation, Attend) and operation.slot not in stored:
             sight = operation.sight
             window = min((n for n in (sight.before, sight.chunk) if n is not None), default=None)
-            if operation.slot in seen:  # several read it: the one that sees most
-                other = seen[operation.slot]
-                window = None if window is None or other is None else max(window, other)
-            seen[operation.slot] = window
-    windows = sorted({seen.get(name) for name in own}, key=lambda window: (window is not None, window or 0))
-    windows = windows or [None]
-    group = {name: windows.index(seen.get(name)) for name in own}
-    group |= {name: len(windows) + (name not in lowered.main.slots) for name in stored}
-    return group, windows
+            reach = Reach(window, sight.first)
+            # several may read it: what any of them sees
+            seen[operation.slot] = reach.wider(seen.get(operation.slot, reach))
+    reaches = ordered(seen.get(name, Reach()) for name in own)
+    group = {name: reaches.index(seen.get(name, Reach())) for name in own}
+    group |= {name: len(reaches) + (name not in lowered.main.slots) for name in stored}
+    return group, reaches
 
 
 def _checked(program: Any, rows: Rows) -> _Given:

@@ -132,13 +132,18 @@ class Clamp(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Rotate(Operation):
-    """Each of `heads` parts of out, its leading pairs turned by position * frequency."""
+    """out = x (None: out), the leading pairs of each of `heads` parts turned by position * frequency.
+
+    Positions above `most` count as it.
+    """
 
     out: Span
     heads: int
     frequencies: tuple[float, ...]
     factor: float = 1.0
     pairs: Literal["half", "interleaved"] = "half"
+    x: Span | None = None
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +157,19 @@ class Store(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Which keys a query sees: `before` up to its own (None: all), `after` past it (None: all), its chunk."""
+    """Which keys a query sees: `before` up to its own (None: all), `after` past it (None: all), its chunk.
+
+    With `first`, those too: see `qkv.spec.Streaming`, whose window is `before`.
+    """
 
     before: int | None = None
     after: int | None = None
     chunk: int | None = None
+    first: int = 0
 
     def __str__(self) -> str:
-        return "everything" if self == Sight() else f"{self.before}:{self.after}:{self.chunk}"
+        first = f"{self.first}+" if self.first else ""
+        return "everything" if self == Sight() else f"{first}{self.before}:{self.after}:{self.chunk}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +178,8 @@ class Attend(Operation):
 
     `slopes`: minus one for each head times the distance is added. `buckets` is a table (buckets,
     heads); distances from starts[i] on fall in bucket i; with `both`, later keys have the second
-    half of the table.
+    half of the table. Where a gap parts the first keys of the sight from its window, they meet `far`
+    (None: the query), and distances to them are counted from its place.
     """
 
     out: Span
@@ -184,6 +195,7 @@ class Attend(Operation):
     buckets: str | None = weight(None)
     starts: tuple[int, ...] = ()
     both: bool = False
+    far: Span | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from qkv.errors import RequestError
+from qkv.errors import CapacityError, RequestError
 from qkv.nn import Layout, NoTap, Transformer
 from qkv.nn.paged import PagedCache, kept
 from qkv.runtime import Rows
-from qkv.runtime.blocks import BLOCK, Pool, blocks
+from qkv.runtime.blocks import BLOCK, Pool, Reach, blocks, ordered
+from qkv.runtime.compression import Weighing
+from qkv.runtime.eviction import Evictions
 from qkv.runtime.machine import Summaries
 from qkv.spec import DynamicNTK, Language, LongRope, MultiToken, Rotary, Stack
 
@@ -43,26 +45,38 @@ class TorchMachine:
     are its whole prompt.
     """
 
-    def __init__(self, model: Transformer, watch: Callable[[], Tap | None] = lambda: None):
+    def __init__(
+        self,
+        model: Transformer,
+        watch: Callable[[], Tap | None] = lambda: None,
+        policy: Weighing | None = None,
+    ):
         self.model, self.watch = model, watch
         self.stamp = _stamp(model)
         parameter = next(model.parameters())
         self.device = parameter.device
         stack = model.spec.trunk
-        windows, layers = _groups(stack)
+        reaches, layers = _groups(stack)
         self.cache = PagedCache(stack, layers, BLOCK, parameter.dtype, self.device)
-        self.own = [Pool(self.cache, number, window) for number, window in enumerate(windows)]
+        self.own = [Pool(self.cache, number, reach) for number, reach in enumerate(reaches)]
         self.beside: Sequence[Pool] = ()
         self.brought: dict[int, dict[str, torch.Tensor]] = {}
         positions = [mixer.position for _, mixer in kept(stack)]
-        self.by_length = any(
+        self.evictions = None if policy is None else self._evictions(stack, policy)
+        self.by_length = policy is not None or any(
             isinstance(p, Rotary) and isinstance(p.scaling, DynamicNTK | LongRope) for p in positions
         )
         roles = {mixer.role for layer in stack.layers for _, mixer in layer.mixers()}
-        self.goes_back = "mixer" not in roles
+        self.goes_back = "mixer" not in roles and policy is None
         self.summaries: Summaries | None = None
         self.altered = False
         self.shares = self.goes_back and not self.by_length and "cross" not in roles
+
+    def _evictions(self, stack: Stack, policy: Weighing) -> Evictions:
+        (pool,) = self.own  # what is weighed sees everything
+        pool.policy = policy
+        layers = {f"layers.{name}.weights": name for name, _ in kept(stack)}
+        return Evictions(policy, self.cache, pool, layers)
 
     @property
     def width(self) -> int:
@@ -103,8 +117,14 @@ class TorchMachine:
         for pool in self.own:
             pool.fork(parent, child)
         self.cache.fork(parent, child)
+        if self.evictions is not None:
+            self.evictions.fork(parent, child)
 
     def forget(self, sequence: int, length: int = 0) -> None:
+        if self.evictions is not None:
+            if length:
+                raise CapacityError(f"A cache that gives tokens up cannot go back to {length:,} tokens.")
+            self.evictions.forget(sequence)
         self.cache.forget(sequence, length)
         for pool in self.own:
             pool.forget(sequence, length)
@@ -132,6 +152,8 @@ class TorchMachine:
 
     @torch.no_grad()
     def _pass(self, parts: list[Part], answers: Floats) -> None:
+        if self.evictions is not None:
+            self.evictions.begin(parts)
         longest = max(len(part.tokens) for part in parts)
         tokens = torch.zeros(len(parts), longest, dtype=torch.long)
         present = torch.zeros(len(parts), longest, dtype=torch.bool)
@@ -140,24 +162,32 @@ class TorchMachine:
             present[row, longest - len(part.tokens) :] = True
         total = torch.tensor([part.total for part in parts], device=self.device)
         sequences, starts = [part.sequence for part in parts], [part.start for part in parts]
-        view = self.cache.call(sequences, starts, [self._table(pool, sequences) for pool in self.own])
+        tables = [self._table(pool, sequences) for pool in self.own]
+        evicted = [self.own[0].evicted[sequence] for sequence in sequences]
+        view = self.cache.call(sequences, starts, tables, evicted)
         last = all(part.wanted in ([], [len(part.tokens) - 1]) for part in parts)
-        tap = self.watch()
+        watched = self.watch()
+        tap: Tap = NoTap() if watched is None else watched
+        if self.evictions is not None:
+            tap = self.evictions.tap(parts, tap)
         logits = self.model(
             tokens.to(self.device),
             layout=Layout.padded(present.to(self.device), total),
             cache=view,
-            tap=NoTap() if tap is None else tap,
+            tap=tap,
             last_only=last,
             **(self.brought.pop(parts[0].sequence) if parts[0].sequence in self.brought else {}),
         )
+        if self.evictions is not None:
+            for part in parts:
+                self.evictions.after(part)
         for row, part in enumerate(parts):
             ends = [at - len(part.tokens) for at in part.wanted]
             if ends:
                 answers[part.places] = logits[row, ends].float().cpu().numpy()
 
     def _table(self, pool: Pool, sequences: list[int]) -> torch.Tensor:
-        pool.reach(max(sequences), 0)
+        pool.widen(max(sequences), 0)
         most = max(blocks(int(pool.lengths[sequence])) for sequence in sequences)
         return torch.from_numpy(pool.table[sequences, :most].astype(np.int64)).to(self.device)
 
@@ -184,11 +214,11 @@ def _parts(rows: Rows) -> list[Part]:
     return parts
 
 
-def _groups(stack: Stack) -> tuple[list[int | None], list[list[str]]]:
-    """The windows there are, none first, and the layers of each."""
-    found: dict[int | None, list[str]] = {}
+def _groups(stack: Stack) -> tuple[list[Reach], list[list[str]]]:
+    """The reaches there are, and the layers of each."""
+    found: dict[Reach, list[str]] = {}
     for name, mixer in kept(stack):
-        window = mixer.mask.reach
-        found.setdefault(window, []).append(name)
-    windows = sorted(found, key=lambda window: (window is not None, window or 0)) or [None]
-    return windows, [found.get(window, []) for window in windows]
+        first = mixer.mask.streaming.first if mixer.mask.streaming is not None else 0
+        found.setdefault(Reach(mixer.mask.reach, first), []).append(name)
+    reaches = ordered(found)
+    return reaches, [found.get(reach, []) for reach in reaches]

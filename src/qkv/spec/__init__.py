@@ -61,6 +61,7 @@ from qkv.spec.masks import (
     Or,
     Padding,
     Prefix,
+    Streaming,
     Strided,
     Window,
 )
@@ -174,6 +175,7 @@ __all__ = [
     "Span",
     "Stack",
     "StateSpace",
+    "Streaming",
     "Strided",
     "Sublayer",
     "Tensor",

@@ -52,12 +52,22 @@ class Dot(Score):
 class General(Node):
     """query . W key. Luong et al. 2015."""
 
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        query, key = sizes
+        yield from linear("key", query, key)
+
 
 @node
 class Additive(Node):
     """v . tanh(W query + U key). Bahdanau et al. 2014."""
 
     hidden: int
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        query, key = sizes
+        yield from linear("query", self.hidden, query)
+        yield from linear("key", self.hidden, key)
+        yield from linear("output", 1, self.hidden)
 
 
 @node
@@ -66,12 +76,20 @@ class Concat(Node):
 
     hidden: int
 
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        query, key = sizes
+        yield from linear("hidden", self.hidden, query + key)
+        yield from linear("output", 1, self.hidden)
+
 
 @node
 class Location(Node):
     """softmax(W query): where to look without looking at the keys. Luong et al. 2015."""
 
     keys: int
+
+    def tensors(self, *sizes: int) -> Iterator[Tensor]:
+        yield from linear("query", self.keys, sizes[0])
 
 
 @node
@@ -127,8 +145,7 @@ class Attention(Node):
 
     def cache_values(self, length: int, source: int) -> int:
         """Values one sequence keeps: keys and values of the positions a query can still need."""
-        reach = self.mask.reach
-        kept = length if reach is None else min(length, reach)
+        kept = self.mask.kept(length)
         return self.kv_heads * (self.head_dim + (self.value_dim or self.head_dim)) * kept
 
     def mixing_flops(self, length: int, source: int) -> int:

@@ -28,6 +28,16 @@ class Mask(Node):
         """How many of the latest keys, its own included, a query can need; None for all."""
         return None
 
+    def kept(self, length: int) -> int:
+        """How many keys of so many a query after them can still need."""
+        first = self.streaming.first if self.streaming is not None else 0
+        return length if self.reach is None else min(length, first + self.reach)
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """The part that also shows the first keys, whose distances it counts anew; None without one."""
+        return None
+
     def interval(self, query: Any) -> Interval | None:
         """First and last visible key of each query of one unpadded sequence, if one run; else None."""
         return None
@@ -96,6 +106,33 @@ class Window(Mask):
 
     def interval(self, query: Any) -> Interval:
         return query - self.before + 1, query + self.after
+
+
+@node
+class Streaming(Mask):
+    """The first keys, always, and a window: `first + window` keys at most. Xiao et al. 2023 (StreamingLLM).
+
+    Places are counted as if what is out of sight had never been: a query stands at most at `place`
+    first + window - 1 from the first keys. To the keys of its window its distances are what they are.
+    """
+
+    first: int
+    window: int
+
+    def visible(self, query: Any, key: Any, layout: Any = None) -> Any:
+        return (key < self.first) | (key > query - self.window)
+
+    def place(self, query: Any) -> Any:
+        """Where a query stands, seen from the first keys."""
+        return query + (self.first + self.window - 1 - query) * (query >= self.first + self.window)
+
+    @property
+    def reach(self) -> int:
+        return self.window
+
+    @property
+    def streaming(self) -> Streaming:
+        return self
 
 
 @node
@@ -219,6 +256,10 @@ class And(Mask):
         known = [r for r in (self.left.reach, self.right.reach) if r is not None]
         return min(known, default=None)
 
+    @property
+    def streaming(self) -> Streaming | None:
+        return self.left.streaming or self.right.streaming
+
     def interval(self, query: Any) -> Interval | None:
         left, right = self.left.interval(query), self.right.interval(query)
         if left is None or right is None:
@@ -238,6 +279,7 @@ class Or(Mask):
 
     @property
     def reach(self) -> int | None:
-        if self.left.reach is None or self.right.reach is None:
+        reaches = self.left.reach, self.right.reach
+        if None in reaches or self.left.streaming or self.right.streaming:  # first keys are never behind
             return None
-        return max(self.left.reach, self.right.reach)
+        return max(n for n in reaches if n is not None)
