@@ -494,7 +494,7 @@ WRONG: list[tuple[tuple[object, ...], str]] = [
     (("generate", "-m", "FOLDER", "--input", "-", "--temperature", -1), "temperature is -1.0"),
     (("generate", "-m", "FOLDER", "--input", "missing.jsonl"), "cannot be read"),
     (("generate", "a", "--colour"), "--colour"),
-    (("produce",), "produce"),
+    (("xyzzy",), "xyzzy"),
 ]
 
 

@@ -82,6 +82,8 @@ def test_imports_go_downwards(file: Path) -> None:
         "qkv.model",
         "qkv.verification",
         "qkv.benching",
+        "qkv.claims",
+        "qkv.claims.pages",
         "qkv.cli",
     ],
 )

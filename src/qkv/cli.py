@@ -326,6 +326,64 @@ def bench(source: str, peers: bool, as_json: bool, **asked: Any) -> None:
     click.echo(json.dumps(done.data(), ensure_ascii=False, allow_nan=False) if as_json else str(done))
 
 
+@command(
+    "qkv reproduce --list",
+    "qkv reproduce word-order H25",
+    "qkv reproduce all --html claims.html --markdown docs/claims.md",
+    "qkv reproduce all --smoke --seeds 1 --json",
+    note="What does not hold is a finding; the status is 1 where an experiment failed.",
+)
+@click.argument("names", nargs=-1, metavar="NAME... | all")
+@click.option("--list", "listed", is_flag=True, help="Say which claims there are, and end.")
+@click.option("--smoke", is_flag=True, help="In seconds: shows that it runs, and finds nothing out.")
+@click.option("--seeds", type=int, default=3, show_default=True, help="How often each is run.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Where results are kept, to go on from; default claims-results.",
+)
+@click.option("--again", is_flag=True, help="Also what is kept there already.")
+@click.option("--threads", "-t", type=int, help="Processor threads; default two.")
+@json_option
+@path_option("--html", "one offline page, with pictures")
+@path_option("--markdown", "the report, with a folder of pictures beside it")
+def reproduce(
+    names: tuple[str, ...],
+    listed: bool,
+    smoke: bool,
+    out: Path | None,
+    as_json: bool,
+    html: Path | None,
+    markdown: Path | None,
+    **asked: Any,
+) -> None:
+    """Put what the literature claims to the test, each claim in minutes.
+
+    NAME is a claim's name or number. Results are kept as they come: what was broken off goes on.
+    """
+    from qkv import claims
+    from qkv.claims import pages
+
+    if listed:
+        known = [claim.data() for claim in claims.CLAIMS.values()]
+        lines = (f"{each['name']:<24}  {each['number']:<4} {each['statement']}" for each in known)
+        click.echo(json.dumps(known, ensure_ascii=False) if as_json else "\n".join(lines))
+        return
+    if not names:
+        raise click.UsageError("Missing argument 'NAME': name claims, or all; --list says which there are.")
+    with progress("reproducing") as report:
+        size: Any = "smoke" if smoke else "full"
+        done = claims.reproduce(names, size=size, out=out or claims.OUT, progress=report, **asked)
+    if html is not None:
+        _write(html, pages.html(done))
+    if markdown is not None:
+        files = pages.write_markdown(done, markdown)
+        notes().print(f"wrote {markdown} and {len(files) - 1} pictures")
+    click.echo(json.dumps(done.data(), ensure_ascii=False, allow_nan=False) if as_json else str(done))
+    if done.failed:
+        raise click.exceptions.Exit(1)
+
+
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""One module a claim: `measure`, `judge` and mostly `draw`. How to add one: see `qkv.claims`."""
