@@ -21,7 +21,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "qkv"
 # from the ground up; a part may import itself and what stands before it
 HOUSE = [
     "errors", "memory", "sources", "spec", "families", "generation_config", "checkpoints", "text",
-    "inspection", "planning", "nn", "runtime", "loading", "conversion", "engine", "model", "verification",
+    "inspection", "charts", "planning", "nn", "runtime", "loading", "conversion", "engine", "model", "verification",
     "benching", "explanation", "context", "train", "lineage", "serve", "claims", "console", "options", "cli",
 ]  # fmt: skip
 ONLY = {"lineage": {"errors", "spec", "nn", "lineage"}}
@@ -70,6 +70,8 @@ def test_imports_go_downwards(file: Path) -> None:
         "qkv.checkpoints",
         "qkv.text",
         "qkv.inspection",
+        "qkv.charts",
+        "qkv.planning",
         "qkv.runtime",
         "qkv.runtime.choice",
         "qkv.runtime.machine",
@@ -84,6 +86,7 @@ def test_imports_go_downwards(file: Path) -> None:
         "qkv.benching",
         "qkv.claims",
         "qkv.claims.pages",
+        "qkv.explanation",
         "qkv.cli",
     ],
 )

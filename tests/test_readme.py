@@ -6,15 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tests.documents import blocks, read, without_comments
 from tests.support import ROOT
-
-
-def blocks(name: str, language: str = "") -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.S)
-
-
-def without_comments(code: str) -> list[str]:
-    return [line.split("#")[0].rstrip() for line in code.splitlines()]
 
 
 def test_the_python_in_the_readme_runs(smollm2_file: Path) -> None:
@@ -35,5 +28,5 @@ def test_both_readmes_hold_the_same_commands_and_code() -> None:
 
 def test_the_commands_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\S+)", (ROOT / "README.md").read_text(), re.M):
+    for target in re.findall(r"^make (\S+)", read("README.md"), re.M):
         assert re.search(rf"^{target}:", makefile, re.M), target

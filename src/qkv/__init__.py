@@ -17,9 +17,10 @@ from qkv.errors import QkvError
 if TYPE_CHECKING:
     from qkv.inspection import compare, inspect
     from qkv.model import Model, load
+    from qkv.planning import plan
 
 __version__ = "0.1.0"
-__all__ = ["Model", "QkvError", "__version__", "compare", "inspect", "load"]
+__all__ = ["Model", "QkvError", "__version__", "compare", "inspect", "load", "plan"]
 
 # imported at first use: reading a description should not wait for torch
 _LAZY = {
@@ -27,6 +28,7 @@ _LAZY = {
     "compare": "qkv.inspection",
     "inspect": "qkv.inspection",
     "load": "qkv.model",
+    "plan": "qkv.planning",
 }
 
 

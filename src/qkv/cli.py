@@ -25,6 +25,7 @@ from qkv.options import (
     loading,
     model_option,
     path_option,
+    planning,
     sampling,
 )
 
@@ -324,6 +325,45 @@ def bench(source: str, peers: bool, as_json: bool, **asked: Any) -> None:
     with progress("measuring") as report:
         done = benching.bench(source, **asked, progress=report)
     click.echo(json.dumps(done.data(), ensure_ascii=False, allow_nan=False) if as_json else str(done))
+
+
+@command(
+    "qkv plan smollm2 --context 8k --concurrency 16",
+    "qkv plan ./Llama-3.1-8B --memory 24GiB --weights q4_k --kv int8 --prefix 1k",
+    "qkv plan ./config.json --device h100 --tensor-parallel 8 --html plan.html",
+    "qkv plan --measure",
+    note="Of this machine, times are known once it was measured (--measure; a minute or two).",
+)
+@click.argument("source", default="smollm2")
+@planning
+@click.option("--measure", is_flag=True, help="Measure this machine first, and keep the figures.")
+@click.option("--threads", "-t", type=click.IntRange(min=1), help="Of --measure; default one for each core.")
+@json_option
+@path_option("--html", "one offline page, with curves")
+def plan(
+    source: str, measure: bool, threads: int | None, as_json: bool, html: Path | None, **asked: Any
+) -> None:
+    """Say what a model would take: memory by part, what fits, how fast. No weights are read.
+
+    SOURCE is a folder, config.json, .gguf file, hub name, or smollm2.
+    """
+    from qkv import planning as sizing
+
+    if measure:
+        from qkv.benching.profile import measured
+
+        with progress("measuring") as report:
+            measured(threads, progress=report).save(sizing.here())
+    kept = sizing.here()
+    if asked["device"] is None and kept.is_file():
+        asked["profile"] = sizing.Profile.read(kept)
+    found = sizing.plan(source, **{**asked, "prefix": asked["prefix"] or 0})
+    if html is not None:
+        _write(html, sizing.page(found))
+    if as_json:
+        click.echo(json.dumps(found.data(), ensure_ascii=False, allow_nan=False))
+    elif html is None:
+        click.echo(str(found))
 
 
 @command(

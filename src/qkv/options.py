@@ -10,6 +10,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from qkv.errors import RequestError
+
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -186,3 +188,36 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Write a JSON
 
 def path_option(name: str, about: str) -> Callable[[Command], Command]:
     return click.option(name, type=click.Path(path_type=Path), help=f"Write {about} to this file.")
+
+
+def _tokens(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
+    """A number of tokens as people write it: 8192, 8k."""
+    if given is None:
+        return None
+    from qkv.planning import tokens
+
+    try:
+        return tokens(given)
+    except RequestError as problem:
+        raise click.BadParameter(str(problem)) from None
+
+
+planning = options(
+    click.option(
+        "--memory", callback=_bytes, metavar="SIZE", help="On each device: 24GiB; default: what is free."
+    ),
+    click.option(
+        "--context", "-c", callback=_tokens, metavar="TOKENS", help="8k, 131072; default: the model's."
+    ),
+    click.option("--concurrency", "-n", type=click.IntRange(min=1), default=1, help="Sequences at once."),
+    click.option("--weights", metavar="FORMAT", help="bf16, q8_0, q4_k, fp8, ...; default: as stored."),
+    click.option("--kv", default="bf16", show_default=True, help="Keys and values: f32, bf16, fp8 or int8."),
+    click.option("--prefix", callback=_tokens, metavar="TOKENS", help="That all sequences begin with alike."),
+    click.option("--device", metavar="NAME", help="h100, rtx-4090, ...: its public figures."),
+    click.option(
+        "--tensor-parallel", type=click.IntRange(min=1), default=1, help="Devices that share the model."
+    ),
+    click.option(
+        "--train", "batch", type=click.IntRange(min=1), help="Also training, with so many sequences."
+    ),
+)

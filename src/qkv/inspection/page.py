@@ -46,7 +46,7 @@ figure svg{display:block;max-width:100%}figcaption{font-size:.86rem;color:var(--
 def page(found: Inspection | Comparison) -> str:
     """A whole HTML document that needs nothing but itself."""
     if isinstance(found, Comparison):
-        return _document(f"{found.left.name} and {found.right.name}", _comparison(found))
+        return document(f"{found.left.name} and {found.right.name}", _comparison(found))
     picture, seen, ends = "", _masks(found), _open_ends(found)
     if found.model is not None:
         picture = f'<section class="diagram"><h2>Structure</h2>{diagram(found.model)}</section>'
@@ -57,10 +57,10 @@ def page(found: Inspection | Comparison) -> str:
 <p class="soft">{escape(found.size)}</p>
 {_verdict(found)}
 <div class="columns"><div>{_steps(found)}{_parts(found)}{seen}{ends}</div><div>{picture}</div></div>"""
-    return _document(found.name, body)
+    return document(found.name, body)
 
 
-def _document(title: str, body: str) -> str:
+def document(title: str, body: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'

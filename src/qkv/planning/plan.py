@@ -1,0 +1,244 @@
+"""The plan: what a model needs for so many sequences of a length, what fits, and how fast it would be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import RequestError
+from qkv.memory import free_memory
+from qkv.planning import cache, timing
+from qkv.planning.profile import Profile, device as known_device
+from qkv.planning.sizes import Part
+from qkv.planning.source import Source, read
+from qkv.planning.timing import Crossover, Time
+from qkv.planning.training import training
+from qkv.planning.weights import Stored, stored, weights, weights_of_file
+from qkv.planning.workspace import framework, workspace
+from qkv.spec import Model
+
+MOST_CONTEXT, MOST_SEQUENCES = 1 << 24, 1 << 20  # where the search for what fits ends
+USABLE = 0.92  # of an accelerator's memory: the rest is fragmented, or the driver's
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is planned for. Contexts and prefixes in tokens; `memory` in bytes on each device."""
+
+    context: int
+    concurrency: int = 1
+    prefix: int = 0
+    kv: str = "bf16"
+    source: int = 0  # rows that an encoder reads
+    devices: int = 1
+    memory: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All bytes are on each device. `most_context` is at the asked concurrency, `most_concurrency` at the
+    asked context; None where the memory is not known, 0 where even one token does not fit.
+    """
+
+    source: Source
+    how: Stored
+    asked: Asked
+    parts: tuple[Part, ...]
+    most_context: int | None
+    most_concurrency: int | None
+    crossover: Crossover
+    profile: Profile | None = None
+    prefill: Time | None = None
+    decode: Time | None = None
+    training: tuple[Part, ...] = ()
+    notes: tuple[str, ...] = ()
+    device: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The least and the most that it may be, with each part's band."""
+        off = sum(part.bytes * part.band for part in self.parts)
+        return round(self.bytes - off), round(self.bytes + off)
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.asked.memory is None else self.bytes <= self.asked.memory
+
+    def part(self, beginning: str) -> int:
+        """The bytes of all parts whose names begin so."""
+        return sum(part.bytes for part in self.parts if part.name.startswith(beginning))
+
+    def data(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        asked, speed = self.asked, self.decode
+        return {
+            "name": self.source.name,
+            "parameters": self.source.model.parameters(),
+            "active_parameters": self.source.model.parameters(active=True),
+            "weights": self.how.name,
+            "context": asked.context,
+            "concurrency": asked.concurrency,
+            "prefix": asked.prefix,
+            "kv": asked.kv,
+            "devices": asked.devices,
+            "memory": asked.memory,
+            "parts": [part.data() for part in self.parts],
+            "bytes": self.bytes,
+            "least": self.range[0],
+            "most": self.range[1],
+            "fits": self.fits,
+            "most_context": self.most_context,
+            "most_concurrency": self.most_concurrency,
+            "prefill": self.prefill.data() if self.prefill else None,
+            "decode": speed.data() if speed else None,
+            "tokens_per_second": asked.concurrency / speed.seconds if speed else None,
+            "machine": self.profile.name if self.profile else None,
+            "crossover": {"scores": self.crossover.scores, "attention": self.crossover.attention},
+            "training": [part.data() for part in self.training],
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        from qkv.planning.report import lines
+
+        return "\n".join(lines(self))
+
+
+def plan(
+    source: str | Path | Model,
+    *,
+    memory: int | None = None,
+    context: int | None = None,
+    concurrency: int = 1,
+    weights: str | None = None,
+    kv: str = "bf16",
+    prefix: int = 0,
+    device: str | None = None,
+    tensor_parallel: int = 1,
+    profile: Profile | None = None,
+    reads: int = 0,
+    batch: int | None = None,
+) -> Plan:
+    """What running a model takes, before anything is bought or loaded. No weights are read.
+
+    `source` is as for `inspect`, or a description. `memory` are the bytes there are on each device;
+    None is what this machine has free, or a named `device`'s own. `context` None is the model's;
+    `weights` None as its files store them, else a format ("q4_k"); `kv` is how keys and values are
+    kept: "bf16", "f32", "int8" or "fp8". `concurrency` sequences begin with `prefix` tokens that are
+    alike. `tensor_parallel` devices hold a share of matrices and heads each. Times come from
+    `profile`, else from the device's figures; None without either. `reads` are the rows an encoder
+    reads. `batch` sequences of `context` tokens in training add what that takes.
+
+    Raises RequestError for what cannot be asked for, UnsupportedError for a source that could not be
+    described.
+    """
+    found = read(source)
+    named = known_device(device) if device is not None else None
+    at = profile or named
+    have = memory
+    if have is None:
+        have = round(USABLE * named.memory) if named and named.memory else free_memory()
+    how = stored(weights) if weights is not None else found.how
+    kept = found if weights is None else Source(found.name, found.model, found.context, how)
+    length = context or found.context or 4096
+    for name, value in (
+        ("context", length),
+        ("concurrency", concurrency),
+        ("tensor_parallel", tensor_parallel),
+    ):
+        if value < 1:
+            raise RequestError(f"{name} is {value}; it must be at least 1.")
+    if not 0 <= prefix <= length:
+        raise RequestError(f"A prefix of {prefix:,} tokens is no part of a context of {length:,}.")
+    asked = Asked(length, concurrency, prefix, kv, reads, tensor_parallel, have)
+    model, layers = found.model, cache.layers(found.model, kv, reads, tensor_parallel)
+    prefill = decode = None
+    if at is not None:
+        cost = timing.Costs(model, how, at, tensor_parallel, _packing(kept, how))
+        prefill, decode = cost.prefill(length), cost.decode(layers, length, concurrency)
+    return Plan(
+        kept,
+        how,
+        asked,
+        parts(kept, how, asked, device),
+        _most(lambda n: _over(kept, how, asked, device, context=n), MOST_CONTEXT, have),
+        _most(lambda n: _over(kept, how, asked, device, concurrency=n), MOST_SEQUENCES, have),
+        timing.crossover(model),
+        at,
+        prefill,
+        decode,
+        training(model, batch, length) if batch is not None else (),
+        tuple(_notes(found, asked, length)),
+        device,
+    )
+
+
+def parts(source: Source, how: Stored, asked: Asked, device: str | None = None) -> tuple[Part, ...]:
+    """What is taken on each device: weights, the cache by kind of layer, workspace, framework."""
+    model = source.model
+    held = (
+        weights_of_file(source.sizes, asked.devices)
+        if source.sizes is not None
+        else weights(model, how, asked.devices)
+    )
+    layers = cache.layers(model, asked.kv, asked.source, asked.devices)
+    what = layers, asked.context, asked.concurrency, asked.prefix
+    return (
+        held,
+        *cache.cache(*what),
+        *(() if device else (cache.rounding(*what),)),
+        workspace(model, asked.concurrency, asked.context, 2 if device else 4),
+        framework(model, held.bytes, device),
+    )
+
+
+def parts_at(found: Plan, **other: int) -> tuple[Part, ...]:
+    """The parts of a plan with another context or concurrency."""
+    asked = replace(found.asked, **other)  # type: ignore[arg-type]
+    asked = replace(asked, prefix=min(asked.prefix, asked.context))
+    return parts(found.source, found.how, asked, found.device)
+
+
+def _packing(source: Source, how: Stored) -> float:
+    """How much larger the file's weights are than if all had the format that most have."""
+    return 1.0 if source.sizes is None else sum(source.sizes.values()) / weights(source.model, how).bytes
+
+
+def _over(source: Source, how: Stored, asked: Asked, device: str | None, **other: int) -> int:
+    changed = replace(asked, **other)  # type: ignore[arg-type]
+    changed = replace(changed, prefix=min(changed.prefix, changed.context))
+    return sum(part.bytes for part in parts(source, how, changed, device))
+
+
+def _most(bytes_of: Callable[[int], int], end: int, have: int | None) -> int | None:
+    """The largest number whose bytes fit, up to `end`."""
+    if have is None:
+        return None
+    if bytes_of(end) <= have:
+        return end
+    low, high = 0, end
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bytes_of(middle) <= have else (low, middle)
+    return low
+
+
+def _notes(source: Source, asked: Asked, length: int) -> list[str]:
+    found = [source.assumed] if source.assumed else []
+    if source.context is not None and length > source.context:
+        found.append(f"{length:,} tokens are more than the {source.context:,} that the model is made for.")
+    heads = {mixer.kv_heads for mixer in source.model.trunk.mixers() if hasattr(mixer, "kv_heads")}
+    if any(count % asked.devices for count in heads) and asked.devices > 1:
+        found.append(
+            f"{min(heads)} key/value heads do not divide evenly over {asked.devices} devices: "
+            "some are kept twice."
+        )
+    if asked.devices > 1:
+        found.append("What devices tell each other is not in the times.")
+    return found

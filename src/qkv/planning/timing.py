@@ -1,0 +1,138 @@
+"""How long steps take: the slower of reading and computing, added up over what a step does (a roofline)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+from qkv.planning.cache import Layers, read
+from qkv.planning.profile import Profile
+from qkv.planning.weights import Stored, read_in_a_step
+from qkv.planning.workspace import ROWS
+from qkv.spec import Attention, LatentAttention, Model
+
+SOME = 16  # rows that are still a few
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds, of which the truth is within the band either way."""
+
+    seconds: float
+    formula: str
+    band: float
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return self.seconds * (1 - self.band), self.seconds * (1 + self.band)
+
+    def data(self) -> dict[str, Any]:
+        low, high = self.range
+        return {"seconds": self.seconds, "low": low, "high": high, "formula": self.formula}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A model's weights in a format, on a machine, a share of them on each of several devices.
+
+    `packing` is how much larger its weights are than the format says.
+    """
+
+    model: Model
+    how: Stored
+    at: Profile
+    devices: int = 1
+    packing: float = 1.0
+
+    def products(self, rows: int, answers: int) -> tuple[float, str]:
+        """Seconds of all products of a step: one row's reading and what further rows add, or computing."""
+        format, at = self.how.matrices, self.at
+        weights, flops = read_in_a_step(self.model, self.how, rows, answers)
+        weights = round(weights * self.packing)
+        reading = weights / self.devices / at.of(at.weights, format)
+        each = flops / rows / self.devices
+        few = reading + (rows - 1) * each / at.of(at.few, format)
+        many = flops / self.devices / at.of(at.compute, format)
+        words = f"{weights / 1e6:,.0f} MB of weights ({1e3 * reading:.2f} ms)"
+        if rows > 1:
+            words += f" for {flops / 1e9:,.2f} GFLOP of {rows:,} rows ({1e3 * max(few, many):.2f} ms in all)"
+        return max(reading, few + (many - few) * _many(rows)), words
+
+    def beside(self, rows: int) -> float:
+        return self.at.step + len(self.model.trunk.layers) * (self.at.layer + self.at.row * rows)
+
+    def decode(self, kept: list[Layers], context: int, rows: int) -> Time:
+        """A step that gives each of `rows` sequences of `context` tokens its next one."""
+        products, words = self.products(rows, rows)
+        held = rows * read(kept, context)
+        attending = held / self.at.cache
+        formula = (
+            f"{words}, {held / 1e6:,.0f} MB of cache ({1e3 * attending:.2f} ms), "
+            f"and {1e3 * self.beside(rows):.2f} ms beside"
+        )
+        return Time(products + attending + self.beside(rows), formula, self.at.band)
+
+    def prefill(self, length: int) -> Time:
+        """Reading a prompt of so many tokens, in steps of at most 512."""
+        seconds, steps = 0.0, -(-length // ROWS)
+        for step in range(steps):
+            rows, last = min(ROWS, length - step * ROWS), step == steps - 1
+            seconds += self.products(rows, int(last))[0] + self.beside(rows)
+        mixing = attention_flops(self.model, length) / self.devices
+        products = self.model.flops(length) / self.devices - mixing
+        formula = (
+            f"{products / 1e9:,.1f} GFLOP of products at "
+            f"{self.at.of(self.at.compute, self.how.matrices) / 1e9:,.0f} GFLOP/s, {mixing / 1e9:,.2f} of "
+            f"attention at {self.at.attention / 1e9:,.0f}, in {steps:,} step{'s' * (steps != 1)}"
+        )
+        return Time(seconds + mixing / self.at.attention, formula, self.at.band)
+
+
+def _many(rows: int) -> float:
+    """How far from a few rows (0, up to 16) to many (1, from 512): by the logarithm between."""
+    return min(1.0, max(0.0, log(rows / SOME) / log(ROWS / SOME)))
+
+
+def attention_flops(model: Model, length: int) -> float:
+    """Of scores and mixtures alone, over visible pairs."""
+    attending = Counter(m for m in model.trunk.mixers() if isinstance(m, Attention | LatentAttention))
+    return float(sum(count * mixer.mixing_flops(length, 0) for mixer, count in attending.items()))
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """From how many tokens of context scores and mixtures cost a token more than the feed-forward.
+
+    `scores` counts them alone, `attention` with the four projections. None where they never do.
+    """
+
+    scores: int | None
+    attention: int | None
+
+
+def crossover(model: Model, most: int = 1 << 20) -> Crossover:
+    """Where attention overtakes the feed-forward in operations of one pass, by bisection."""
+    widths = model.trunk.width
+    forward = projected = 0
+    for mixer in model.trunk.mixers():
+        per_token = 2 * sum(t.used for t in mixer.tensors(widths) if t.multiplies)
+        if mixer.role == "feed_forward":
+            forward += per_token
+        else:
+            projected += per_token
+
+    def first(beside: int) -> int | None:
+        def over(length: int) -> bool:
+            return attention_flops(model, length) + beside * length >= forward * length
+
+        if not forward or not over(most):
+            return None
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if over(middle) else (middle, high)
+        return high
+
+    return Crossover(first(0), first(projected))
