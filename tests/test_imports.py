@@ -22,7 +22,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "qkv"
 HOUSE = [
     "errors", "memory", "sources", "spec", "families", "generation_config", "checkpoints", "text",
     "inspection", "charts", "planning", "nn", "runtime", "loading", "conversion", "engine", "model", "verification",
-    "benching", "explanation", "context", "train", "lineage", "serve", "claims", "console", "options", "cli",
+    "benching", "explanation", "context", "train", "lineage", "serve", "claims", "console", "options", "commands", "cli",
 ]  # fmt: skip
 ONLY = {"lineage": {"errors", "spec", "nn", "lineage"}}
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -221,3 +221,43 @@ planning = options(
         "--train", "batch", type=click.IntRange(min=1), help="Also training, with so many sequences."
     ),
 )
+
+stretching = options(
+    click.option(
+        "--text",
+        type=click.Path(path_type=Path),
+        help="Read this long file; default: Python's manual.",
+    ),
+    click.option(
+        "--length",
+        callback=_tokens,
+        metavar="TOKENS",
+        help="Up to so many: 4k; default: the advertised context.",
+    ),
+    click.option(
+        "--texts",
+        type=click.IntRange(min=1),
+        default=4,
+        show_default=True,
+        help="Stretches of the text whose loss is taken.",
+    ),
+    click.option(
+        "--times",
+        type=click.IntRange(min=1),
+        default=3,
+        show_default=True,
+        help="Pass keys of each length and depth.",
+    ),
+    click.option(
+        "--extend",
+        multiple=True,
+        metavar="METHOD",
+        help="Also with linear, ntk, dynamic, yarn, longrope, or all.",
+    ),
+    click.option(
+        "--factor", type=float, default=2.0, show_default=True, help="How much longer, with --extend."
+    ),
+    click.option(
+        "--threads", "-t", type=click.IntRange(min=1), help="Processor threads; default one for each core."
+    ),
+)

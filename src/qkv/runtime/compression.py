@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from qkv.errors import RequestError, UnsupportedError
 from qkv.spec import Attention, Causal, DynamicNTK, LongRope, Model, Rotary, Streaming, Window
-from qkv.spec.layers import Branch, Layer, Mixer
+from qkv.spec.layers import Mixer
 
 
 @dataclass(frozen=True)
@@ -121,20 +121,15 @@ def described(model: Model, policy: Compression) -> Model:
     """
     if model.decoder is None:
         raise UnsupportedError("What is kept of a text can only be less where a decoder writes it.")
-    layers = tuple(_layer(layer, i, policy) for i, layer in enumerate(model.decoder.layers))
+    layers = tuple(
+        layer.changed(lambda mixer, i=i: _mixer(mixer, i, policy))  # type: ignore[misc]
+        for i, layer in enumerate(model.decoder.layers)
+    )
     if isinstance(policy, Sinks):
         return replace(model, decoder=replace(model.decoder, layers=layers))
     if model.encoder is not None or model.towers:
         raise UnsupportedError("What attention weighs is kept for decoders of text alone: use sinks here.")
     return model
-
-
-def _layer(layer: Layer, number: int, policy: Compression) -> Layer:
-    def kept(branch: Branch) -> Branch:
-        return replace(branch, mixer=_mixer(branch.mixer, number, policy))
-
-    steps = (replace(step, branches=tuple(map(kept, step.branches))) for step in layer.sublayers)
-    return replace(layer, sublayers=tuple(steps))
 
 
 def _mixer(mixer: Mixer, number: int, policy: Compression) -> Mixer:

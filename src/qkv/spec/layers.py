@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from qkv.spec.attention import Attention, CrossAttention, GatedDelta, LatentAttention, StateSpace
@@ -77,6 +78,15 @@ class Layer(Node):
 
     def mixers(self) -> list[tuple[str, Mixer]]:
         return [(name, branch.mixer) for _, _, names in self.named() for name, branch in names]
+
+    def changed(self, change: Callable[[Mixer], Mixer]) -> Layer:
+        """The same layer with each mixer as `change` gives it back."""
+
+        def branch(old: Branch) -> Branch:
+            return replace(old, mixer=change(old.mixer))
+
+        steps = (replace(step, branches=tuple(map(branch, step.branches))) for step in self.sublayers)
+        return replace(self, sublayers=tuple(steps))
 
     def tensors(self, *sizes: int) -> Iterator[Tensor]:
         for sublayer, step, branches in self.named():

@@ -182,10 +182,14 @@ class LongRope(Scaling):
 
 @node
 class Divided(Scaling):
-    """Each pair's angle divided by a number of its own: how GGUF files store a scaling (rope_freqs)."""
+    """Each pair's angle divided by a number of its own: how GGUF files store a scaling (rope_freqs).
+
+    `attention_factor` multiplies cosines and sines.
+    """
 
     divisors: tuple[float, ...]
+    attention_factor: float = 1.0
 
     def frequencies(self, theta: float, dims: int, length: int) -> tuple[Frequencies, float]:
         plain = inverse_frequencies(theta, dims)
-        return (plain / np.asarray(self.divisors, np.float64)).astype(np.float32), 1.0
+        return (plain / np.asarray(self.divisors, np.float64)).astype(np.float32), self.attention_factor

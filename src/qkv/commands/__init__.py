@@ -1,0 +1,1 @@
+"""The commands, those of one kind in a file. They parse, call the library, and show; nothing else."""
