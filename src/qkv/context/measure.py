@@ -138,8 +138,9 @@ def context(
 
     `text` is a long UTF-8 file (None: the manual of Python that comes with it); the losses are of
     `texts` stretches of it, before which up to `length` tokens (None: the advertised context) are read.
-    Of each length and depth `times` pass keys are asked for. `extend` names methods (see `EXTENSIONS`, or "all") that are compared, without
-    training, on texts of `factor` times the advertised context. `told` hears what is measured next.
+    Of each length and depth `times` pass keys are asked for. `extend` names methods (see `EXTENSIONS`,
+    or "all") that are compared, without training, on a text of `factor` times the advertised context.
+    `told` hears what is measured next.
 
     Raises a QkvError for a source that cannot be loaded, UnsupportedError for one that writes no text or
     has no tokenizer, RequestError for a text that is too short.
@@ -150,7 +151,7 @@ def context(
     advertised = loaded.context or SHORTEST
     most = min(length or advertised, advertised)
     told("reading the text")
-    tokens = loaded.tokenizer.encode(_text(text))
+    tokens = loaded.tokenizer.encode(long_text(text))
     kinds = list(EXTENSIONS) if "all" in extend else list(dict.fromkeys(extend))
     longest = round(factor * advertised) if kinds else most
     if len(tokens) < max(most, longest):
@@ -158,7 +159,7 @@ def context(
             f"The text has {len(tokens):,} tokens and {max(most, longest):,} are needed: "
             "give a longer one with text, or a shorter length."
         )
-    reader = Reader(_machine(loaded))
+    reader = Reader(machine_of(loaded))
     lengths = _doubling(most)
     return Context(
         loaded.files.name,
@@ -184,14 +185,14 @@ def _extensions(
         description = replace(loaded.description, model=model)
         files = replace(loaded.files, description=description)
         choice = choose(None, model)
-        reader = Reader(_machine(Loaded(files, choice, loaded.dtype, threads=loaded.threads)))
+        reader = Reader(machine_of(Loaded(files, choice, loaded.dtype, threads=loaded.threads)))
         told(f"a text of {len(tokens):,} tokens, {kind}")
         buckets = by_position(reader, tokens)
         found.append(Extended(kind, factor, tuple(buckets)))
     return found
 
 
-def _machine(loaded: Loaded) -> Machine:
+def machine_of(loaded: Loaded) -> Machine:
     if loaded.choice.runtime != "torch":
         return loaded.machine
     module = import_module("qkv.runtime.torch_machine")
@@ -199,7 +200,7 @@ def _machine(loaded: Loaded) -> Machine:
     return machine
 
 
-def _text(path: Path | None) -> str:
+def long_text(path: Path | None) -> str:
     if path is None:
         topics: dict[str, str] = import_module("pydoc_data.topics").topics
         return "\n\n".join(topics.values())
