@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.engine import limits, scheduler
+from qkv.engine import Request, limits, scheduler
+from qkv.engine.generation import scheduler as scheduler_of
 from qkv.errors import CapacityError, RequestError
 from qkv.model import Model
 from qkv.runtime.built import missing
@@ -188,3 +189,28 @@ def test_a_backend_of_torch_makes_torch_generate() -> None:
     model = tiny(runtime="numpy")
     assert model.runtime == "numpy" and repr(model) == "<tiny: 13,200 parameters, run by numpy>"
     assert model.use("sdpa").runtime == "torch" and repr(model) == "<tiny: 13,200 parameters, float32>"
+
+
+@pytest.mark.skipif(missing() is not None, reason="the native runtime was not built")
+def test_sources_are_under_the_limit_too() -> None:
+    """Room for one source of forty tokens at a time: those who come wait, and nothing else changes."""
+    made = bart(runtime="native")[0]
+    prompts = [np.random.default_rng(i).integers(5, PAIR_VOCAB, 38).tolist() for i in range(3)]
+    wanted = [made.generate(prompt, max_new_tokens=6) for prompt in prompts]
+    serve = scheduler_of(made.loaded)
+    beside = serve.machine.beside
+    for pool in beside:
+        pool.limit = 3
+        assert not any(pool.holders)
+    tasks = [serve.submit(Request(tuple(prompt), 6)) for prompt in prompts]
+    most = 0
+    while serve.step():
+        most = max(most, sum(task.running for task in serve.running))
+        assert all(len(pool.holders) - len(pool.free) <= 3 for pool in beside)
+    assert most == 1
+    for task, one in zip(tasks, wanted, strict=True):
+        assert task.problem is None and task.said[-1][2].tokens == one.tokens  # type: ignore[union-attr]
+    for pool in beside:
+        pool.limit = 2
+    with pytest.raises(CapacityError):
+        serve.submit(Request(tuple(prompts[0]), 6))

@@ -26,7 +26,7 @@ class Budget:
         """Divides the bytes among the pools as a long text needs them."""
         free = free_memory(self.device)
         whole = free if self.bytes is None else self.bytes
-        pools = machine.own
+        pools = [*machine.own, *machine.beside]
         each = {pool.group: pool.most(self.context or 1 << 15, CHUNK) * pool.bytes for pool in pools}
         total = sum(each.values())
         for pool in pools:
@@ -50,7 +50,7 @@ class Budget:
             have = self.bytes if have is None else min(have, self.bytes)
         over = any(
             pool.limit is not None and needed(pool, start, tokens, rows) > pool.limit for pool in machine.own
-        )
+        ) or any(pool.limit is not None and blocks(source) > pool.limit for pool in machine.beside)
         if have is not None and (need > have or over):
             every = f" in each of {rows:,} rows" if rows > 1 else ""
             raise CapacityError(

@@ -25,7 +25,7 @@ from qkv.engine.tasks import Speculation, Task, Text
 from qkv.errors import CapacityError
 from qkv.loading import Loaded
 from qkv.runtime import Rows
-from qkv.runtime.blocks import BLOCK
+from qkv.runtime.blocks import BLOCK, blocks
 from qkv.runtime.interpreter import Floats
 from qkv.runtime.machine import Machine
 
@@ -180,6 +180,9 @@ class Scheduler:
         """Whether its prompt and the next step of all others fit, without setting anyone aside."""
         others = sum(1 for other in self.running for _ in other.alive())
         most = max((len(text.tokens) for text in task.alive()), default=len(task.start))
+        source = blocks(len(task.source))
+        if any(pool.available is not None and source > pool.available for pool in self.machine.beside):
+            return False
         return all(
             pool.available is None or pool.most(most, CHUNK) + others + 1 <= pool.available
             for pool in self.machine.own
