@@ -21,8 +21,9 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "qkv"
 # from the ground up; a part may import itself and what stands before it
 HOUSE = [
     "errors", "memory", "sources", "spec", "families", "generation_config", "checkpoints", "text",
-    "inspection", "charts", "planning", "nn", "runtime", "loading", "conversion", "engine", "model", "verification",
-    "benching", "explanation", "context", "train", "lineage", "serve", "claims", "console", "options", "commands", "cli",
+    "inspection", "charts", "planning", "nn", "runtime", "loading", "conversion", "engine", "model",
+    "verification", "benching", "explanation", "context", "train", "lineage", "serve", "claims", "console",
+    "options", "commands", "cli",
 ]  # fmt: skip
 ONLY = {"lineage": {"errors", "spec", "nn", "lineage"}}
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -55,8 +55,8 @@ def load(
     "bf16" or "int8", half the memory of bf16; `cache` how many bytes they may take in all, else what is
     free. `compress` keeps fewer of them: "sinks:1024" the first and the latest tokens, 1,024 in all;
     "h2o:1024" and "snapkv:1024" those that got most attention, which only torch can tell. `ignore`
-    names configuration keys or patterns of tensors to do without; each must match something. Raises a `qkv.QkvError` whose sentence says what is wrong
-    and what would be right.
+    names configuration keys or patterns of tensors to do without; each must match something. Raises a
+    `qkv.QkvError` whose sentence says what is wrong and what would be right.
     """
     return Model(loading.load(source, dtype, device, ignore, progress, runtime, threads, kv, cache, compress))
 
