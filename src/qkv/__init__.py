@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
+    from qkv.explanation import explain
     from qkv.inspection import compare, inspect
     from qkv.model import Model, load
     from qkv.planning import plan
 
 __version__ = "0.1.0"
-__all__ = ["Model", "QkvError", "__version__", "compare", "inspect", "load", "plan"]
+__all__ = ["Model", "QkvError", "__version__", "compare", "explain", "inspect", "load", "plan"]
 
 # imported at first use: reading a description should not wait for torch
 _LAZY = {
     "Model": "qkv.model",
     "compare": "qkv.inspection",
+    "explain": "qkv.explanation",
     "inspect": "qkv.inspection",
     "load": "qkv.model",
     "plan": "qkv.planning",

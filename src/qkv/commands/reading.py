@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +157,48 @@ def verify(
     click.echo(json.dumps(done.data(), ensure_ascii=False, allow_nan=False) if as_json else str(done))
     if not done.passed:
         raise click.exceptions.Exit(1)
+
+
+@command(
+    'qkv explain smollm2 "The cat did not cross the street because it was too"',
+    'qkv explain smollm2 "The capital of France is" --target " Paris" --against " London"',
+    'qkv explain ./bert-base "The capital of France is [MASK]." --html why.html',
+    note="Runs on torch. Attention is shown beside what was measured, and how far the two agree.",
+)
+@click.argument("source")
+@click.argument("prompt")
+@click.option("--target", metavar="ANSWER", help="What to explain; default: the likeliest answer.")
+@click.option("--against", metavar="ANSWER", help="Why the target rather than this.")
+@click.option("--blank", metavar="TOKEN", help="What takes the place of a token; default: a full stop.")
+@click.option(
+    "--heads", "most", type=click.IntRange(min=1), default=6, show_default=True, help="How many to name."
+)
+@click.option("--threads", "-t", type=click.IntRange(min=1), help="Processor threads.")
+@json_option
+@path_option("--html", "one offline page to explore")
+def explain(
+    source: str, prompt: str, threads: int | None, as_json: bool, html: Path | None, **asked: Any
+) -> None:
+    """Say why a model answers PROMPT as it does: what each token, head and layer does to the answer.
+
+    SOURCE is a folder, a .gguf file, hub name, or smollm2: a decoder (its next token), a masked language
+    model (its [MASK]), a classifier (its class), or an encoder-decoder (its first token).
+    """
+    from qkv import explanation
+    from qkv.model import load
+
+    with progress("explaining") as report:
+        done = count(1)
+        found = explanation.explain(
+            load(source, runtime="torch", threads=threads),
+            prompt,
+            **asked,
+            told=lambda what: report(next(done), None, f", {what}"),
+        )
+    if html is not None:
+        write(html, explanation.page(found))
+    if as_json:
+        click.echo(json.dumps(found.data(), ensure_ascii=False, allow_nan=False))
+    elif html is None:
+        for line in explanation.lines(found, colours=sys.stdout.isatty()):
+            click.echo(line)
