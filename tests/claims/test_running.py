@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from qkv import cli
-from qkv.claims import reproduce
+from qkv.claims import registry, reproduce
 from qkv.claims.report import Report
 from qkv.claims.running import plain
 from qkv.errors import RequestError, SourceError
@@ -48,6 +49,17 @@ def test_a_run_goes_on_where_another_ended(bench: Bench, out: Path) -> None:
     assert bench.ran() == ["0 full", "1 full", "2 full"]
     reproduce(["rising"], out=out, seeds=1, size="smoke")
     assert bench.ran() == ["0 smoke"]  # another size is another result
+
+
+def test_a_claim_with_time_for_one_seed_is_run_once(bench: Bench, out: Path) -> None:
+    claim = bench.write("rising")
+    other = bench.write("other")
+    bench.monkeypatch.setattr(registry, "_CLAIMS", (replace(claim, seeds=1), other))
+    heard: list[tuple[int, int]] = []
+    first, second = reproduce(["all"], out=out, progress=lambda d, t, note="": heard.append((d, t))).outcomes
+    assert [len(outcome.results) for outcome in (first, second)] == [1, 3]
+    assert heard == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert replace(claim, seeds=2).seeds_of(1) == 1 and claim.seeds_of(5) == 5
 
 
 def test_a_changed_experiment_is_measured_again_a_changed_judge_is_not(bench: Bench, out: Path) -> None:

@@ -60,7 +60,9 @@ class Scale:
 
     def ticks(self) -> list[float]:
         found = list(self.axis.ticks) or (self._powers() if self.axis.log else self._steps())
-        return [value for value in found if self.low <= value <= self.high]
+        inside = [value for value in found if self.low <= value <= self.high]
+        # between 2 and 5, say, there is no power to write
+        return inside or [value for value in self._steps() if self.low <= value <= self.high]
 
     def labels(self) -> list[str]:
         return [number(value) for value in self.ticks()]

@@ -22,14 +22,15 @@ What helps:
     training.train, mean_loss, ...   the one loop, and what is measured of a network
     tasks.*, data.*                  made-up tasks; texts, images and sounds by name
     judging.below, within            checks of an order or a bound that must hold in every seed
-    pictures.curves, bars, heat, path  panels; `picture(*panels)` makes the SVG
+    qkv.charts: curves, bars, heat, path  panels; `picture(*panels)` makes the SVG
 
-Rules: three seeds and all that they train in ten minutes on two cores; assert the order of results, not
-their values; set a bound before running and leave it; every part of the expectation is a check, one that
-cannot be measured here is one that says so; any verdict is a good one. Never tune an experiment towards
-what is expected; what was tried and changed stands in the module's docstring. A training that diverges is
-None in the figures. A seed is measured again when the code that `measure` reaches in this package changes
-(`fingerprint`), so judges and pictures can be improved at no cost.
+Rules: three seeds and all that they train in ten minutes on two cores (a claim that has time for fewer says
+so, `seeds`, and in a check); assert the order of results, not their values; set a bound before running and
+leave it; every part of the expectation is a check, one that cannot be measured here is one that says so;
+any verdict is a good one. Never tune an experiment towards what is expected; what was tried and changed
+stands in the module's docstring. A training that diverges is None in the figures. A seed is measured again
+when the code that `measure` reaches in this package changes (`fingerprint`), so judges and pictures can be
+improved at no cost.
 """
 
 from qkv.claims.claim import Check, Claim, Run, verdict

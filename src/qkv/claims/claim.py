@@ -90,7 +90,8 @@ class Claim:
     """A statement of the literature that an experiment here can bear out or not.
 
     `number` is that of the expectation, which was written down before anything was measured and stays
-    as it is, word for word. `experiment` is the module in `qkv.claims.experiments`.
+    as it is, word for word. `experiment` is the module in `qkv.claims.experiments`. `seeds` is the most
+    that fit into the time of a claim, where three do not; its checks say what that leaves open.
     """
 
     name: str
@@ -99,6 +100,11 @@ class Claim:
     source: str
     expectation: str
     experiment: str
+    seeds: int | None = None
+
+    def seeds_of(self, asked: int) -> int:
+        """How many are run where so many are asked for."""
+        return asked if self.seeds is None else min(asked, self.seeds)
 
     @property
     def module(self) -> str:

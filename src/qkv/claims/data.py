@@ -39,6 +39,16 @@ FILES: Mapping[str, Data] = {
     "wikitext-valid": Data("wiki.valid.raw", "no package: WikiText-2 raw"),
     "wikitext-test": Data("wiki.test.raw", "no package: WikiText-2 raw"),
     "tatoeba": Data("tatoeba-cmn.txt", "no package: Tatoeba's English-Chinese pairs"),
+    "bible-english": Data(
+        "engKJV2006eb/ot.bzz",
+        "Debian sword-text-kjv",
+        ("/usr/share/sword/modules/texts/ztext/engKJV2006eb/ot.bzz",),
+    ),
+    "bible-spanish": Data(
+        "spaRV1909eb/ot.bzz",
+        "Debian sword-text-sparv",
+        ("/usr/share/sword/modules/texts/ztext/spaRV1909eb/ot.bzz",),
+    ),
     "sick-train": Data("SICK_train.txt", "no package: SICK"),
     "sick-test": Data("SICK_test_annotated.txt", "no package: SICK"),
     "speech": Data("jfk.flac", "no package: 11 s of J. F. Kennedy"),

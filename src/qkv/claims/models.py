@@ -85,6 +85,11 @@ def small_lm(vocab: int, **stack: object) -> spec.Model:
     return spec.Model(decoder=decoder, head=spec.Language(vocab, shared=TABLE))
 
 
+def attention_only(attention: spec.Attention, mixer: object, norm: spec.Norm) -> spec.Layer:
+    """For `arrange`: pre-norm layers that leave the feed-forward out."""
+    return spec.pre_norm(attention, norm=norm)
+
+
 def initialised(
     model: spec.Model,
     generator: torch.Generator,

@@ -81,7 +81,7 @@ def reproduce(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Runs these claims, by name or number ("H9"), or "all", with the seeds 0, 1, ...
+    """Runs these claims, by name or number ("H9"), or "all", with the seeds 0, 1, ... or as many as fit.
 
     What `out` holds of the same experiment counts, unless `again`. A claim whose experiment fails has
     an `error` and the others go on. `progress` hears how many of all seeds are done, and what is at work.
@@ -94,7 +94,8 @@ def reproduce(
     for name, value, most in (("seeds", seeds, 1000), ("threads", threads, cores)):
         if value is not None and not 1 <= value <= most:
             raise RequestError(f"{name} is {value}; it must be from 1 to {most:,}.")
-    runner = _Runner(Folder(out), size, seeds, again, threads or min(2, cores), len(claims), progress)
+    total = sum(claim.seeds_of(seeds) for claim in claims)
+    runner = _Runner(Folder(out), size, seeds, again, threads or min(2, cores), total, progress)
     return Report(tuple(runner.outcome(claim) for claim in claims), size)
 
 
@@ -106,19 +107,20 @@ class _Runner:
         seeds: int,
         again: bool,
         threads: int,
-        claims: int,
+        total: int,
         progress: Progress | None,
     ):
         self.folder, self.size, self.seeds, self.again = folder, size, seeds, again
         self.threads, self.report = threads, progress
-        self.done, self.total = 0, claims * seeds
+        self.done, self.total = 0, total
 
     def outcome(self, claim: Claim) -> Outcome:
         """All seeds of a claim, its verdict and its pictures; what goes wrong is said in it."""
         results: list[Result] = []
-        end = self.done + self.seeds
+        seeds = claim.seeds_of(self.seeds)
+        end = self.done + seeds
         try:
-            for seed in range(self.seeds):
+            for seed in range(seeds):
                 results.append(self._result(claim, seed))
                 self.done += 1
             experiment, figures = claim.load(), [result.figures for result in results]
@@ -127,7 +129,7 @@ class _Runner:
             return Outcome(claim, tuple(results), checks, drawn(experiment, figures))
         except Exception as problem:  # whatever an experiment does, the others go on
             self.done = end
-            at = f"seed {len(results)}" if len(results) < self.seeds else "judging"
+            at = f"seed {len(results)}" if len(results) < seeds else "judging"
             return Outcome(claim, tuple(results), error=f"{at}: {_told(problem)}")
 
     def _result(self, claim: Claim, seed: int) -> Result:

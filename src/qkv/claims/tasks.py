@@ -78,3 +78,25 @@ def a_or_b_first(
     places = torch.rand(rows, length, generator=generator).argsort(1)[:, :2]
     tokens.scatter_(1, places[:, :1], 0).scatter_(1, places[:, 1:], 1)
     return tokens, (places[:, 1] < places[:, 0]).long()
+
+
+class Repeated(NamedTuple):
+    """Rows that begin again after a period of their own."""
+
+    tokens: Int[Tensor, "rows length"]
+    periods: Int[Tensor, " rows"]
+
+
+def repeated(
+    generator: torch.Generator, rows: int, length: int, symbols: int, shortest: int, longest: int
+) -> Repeated:
+    """Random different symbols, from `shortest` to `longest` of them, again and again up to the length.
+
+    No symbol comes twice within a period, so that what follows it the second time is certain.
+    Raises RequestError where there are fewer symbols than the longest period has.
+    """
+    if longest > symbols:
+        raise RequestError(f"There are {symbols} symbols, too few for {longest} different ones in a row.")
+    periods = torch.randint(shortest, longest + 1, (rows,), generator=generator)
+    order = torch.rand(rows, symbols, generator=generator).argsort(1)
+    return Repeated(order.gather(1, torch.arange(length) % periods[:, None]), periods)

@@ -16,11 +16,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from qkv import spec
+from qkv.charts.pictures import Series, curves, picture
+from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.judging import spread, within
 from qkv.claims.models import initialise
-from qkv.claims.pictures import Series, curves, picture
-from qkv.claims.scales import Axis
 from qkv.nn import Layout
 from qkv.nn.attention import Attention
 from qkv.nn.backends import Reference

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from qkv import spec
+from qkv.charts.pictures import Bar, Series, bars, curves, picture
+from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.data import Corpus, characters, text
 from qkv.claims.judging import below, within
 from qkv.claims.models import initialised, small_lm
-from qkv.claims.pictures import Bar, Series, bars, curves, picture
-from qkv.claims.scales import Axis
 from qkv.claims.training import held_out, mean_loss, next_token_loss, train, windows
 from qkv.nn import Taps, Transformer, tap_names
 

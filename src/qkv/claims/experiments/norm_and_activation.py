@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from statistics import median
 
 from qkv import spec
+from qkv.charts.pictures import Bar, Series, bars, curves, picture
+from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.data import characters
 from qkv.claims.judging import spread
 from qkv.claims.models import initialised, small_lm
-from qkv.claims.pictures import Bar, Series, bars, curves, picture
-from qkv.claims.scales import Axis
 from qkv.claims.training import cosine, held_out, mean_loss, next_token_loss, train, warm_up, windows
 
 WIDTH, LENGTH, BATCH = 64, 64, 32

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from qkv import spec
+from qkv.charts.pictures import Series, curves, picture
+from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.data import characters
 from qkv.claims.judging import spread
 from qkv.claims.models import Arrange, initialised, small_lm, xavier
-from qkv.claims.pictures import Series, curves, picture
-from qkv.claims.scales import Axis
 from qkv.claims.training import (
     Schedule,
     adam,

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv import spec
+from qkv.charts.pictures import Bar, bars, picture
+from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.judging import within
 from qkv.claims.models import initialised, small_stack
-from qkv.claims.pictures import Bar, bars, picture
-from qkv.claims.scales import Axis
 from qkv.claims.tasks import a_or_b_first
 from qkv.claims.training import adam, train, warm_up
 

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from qkv.claims.pictures import HALF, INSIDE, Bar, Panel, Series, bars, curves, heat, path, picture
-from qkv.claims.scales import Axis, Scale, number
+from qkv.charts.pictures import HALF, INSIDE, Bar, Panel, Series, bars, curves, heat, path, picture
+from qkv.charts.scales import Axis, Scale, number
 from qkv.inspection.drawing import WIDTH, breadth
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -57,6 +57,10 @@ def test_a_logarithmic_scale_puts_equal_ratios_at_equal_distances() -> None:
     assert Scale.of(Axis("x", log=True), [1e-6, 1e3]).ticks() == pytest.approx(
         [10.0**p for p in range(-6, 4)]
     )
+
+
+def test_a_logarithmic_scale_between_two_powers_has_ticks_all_the_same() -> None:
+    assert Scale.of(Axis("x", log=True), [2.6, 4.9]).ticks() == [3, 3.5, 4, 4.5]
 
 
 @pytest.mark.parametrize(

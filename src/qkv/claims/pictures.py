@@ -1,1 +1,0 @@
-from qkv.charts.pictures import *  # noqa: F403

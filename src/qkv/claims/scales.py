@@ -1,1 +1,0 @@
-from qkv.charts.scales import *  # noqa: F403
