@@ -7,8 +7,8 @@ Positions are T5's buckets, whose last one begins at 27: all that is further has
 of a longer row is new. Depth is where the asked pair stands, in fifths of the row.
 
 Tried before: keys and values as two tokens. Then the value's place has to look at the token before, and
-neither rotary positions nor buckets led there in 2,500 steps; where questions came again in the same order, a
-copy from a fixed distance was learnt instead.
+neither rotary positions (2,500 steps) nor buckets (1,100) led there; where questions came again in the same
+order, a copy from a fixed distance was learnt instead.
 
 The expectation names what is to be looked at, not an outcome. What we expect, written before measuring: at
 trained lengths nearly all is right; beyond them less the more pairs there are; it depends on depth there,
