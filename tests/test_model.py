@@ -95,7 +95,16 @@ def test_what_is_no_conversation_is_refused(smollm2: Model, messages: Any) -> No
 
 
 def test_the_package_lists_what_it_offers() -> None:
-    assert set(dir(qkv)) == {"Model", "QkvError", "__version__", "compare", "inspect", "load"}
+    assert set(dir(qkv)) == {
+        "Model",
+        "QkvError",
+        "__version__",
+        "compare",
+        "explain",
+        "inspect",
+        "load",
+        "plan",
+    }
 
 
 def test_a_model_runs_on_the_backend_it_is_told(folder: Path, model: Model) -> None:

@@ -444,7 +444,7 @@ def test_the_validator_finds_each_kind_of_fault() -> None:
         "hold blocks of no text": with_pool(state, tables={**pool.tables, 9: table}),
         "are computed": with_pool(state, tables={**pool.tables, 0: replace(table, length=16)}),
         "known for other tokens": with_pool(state, published={**pool.published, table.held[0]: (1,) * 16}),
-        "handed back": replace(
+        "in sight at": replace(
             state, pools=(pool, replace(state.pools[1], tables={**state.pools[1].tables, 0: table}))
         ),
         "two texts have one number": replace(state, texts=(text, text)),

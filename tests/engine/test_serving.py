@@ -199,14 +199,17 @@ def test_counters_say_what_there_is(paged: Model, gate: Gate) -> None:
         assert engine.counters == Counters(0, 0, 4, 0, 0, 22, 8, 2, 0, 0, 96)
 
 
-def test_who_is_set_aside_is_counted(paged: Model) -> None:
+def test_who_is_set_aside_is_counted(paged: Model, gate: Gate) -> None:
     serve = scheduler(paged.loaded)
     for pool in serve.machine.own:
         pool.limit = 5
     named: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
     twin = tiny(runtime=paged.runtime, seed=1)
     with paged.engine() as engine:
-        handles = [engine.submit([1 + i, 2, 3], **named) for i in range(3)]
+        gate.open = False  # so that no one is done before the others have come
+        handles = [engine.submit([1, 2, 3], **named)]
+        with gate.held():
+            handles += [engine.submit([1 + i, 2, 3], **named) for i in (1, 2)]
         for i, handle in enumerate(handles):
             assert_same(handle.result(), twin.generate([1 + i, 2, 3], **named), paged.runtime == "native")
         assert engine.counters.preempted == serve.preempted > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
@@ -64,6 +64,22 @@ class Run:
         import torch
 
         return torch.Generator().manual_seed(self.number(name))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one seed of one claim gave, when and where. `source` is the experiment's fingerprint."""
+
+    claim: str
+    seed: int
+    size: Size
+    figures: Figures
+    seconds: float
+    date: str
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    threads: int
+    source: str
 
 
 class Experiment(Protocol):

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from qkv.claims.claim import Check, Claim, Pictures, Size, verdict
-
-if TYPE_CHECKING:
-    from qkv.claims.running import Result
+from qkv.claims.claim import Check, Claim, Pictures, Result, Size, verdict
 
 MOST_SECONDS = 600  # what a claim may take, all its seeds together
 WIDTH = 100

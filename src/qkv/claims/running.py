@@ -15,29 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import qkv
-from qkv.claims.claim import Claim, Figures, Progress, Run, Size, drawn, verdict
+from qkv.claims.claim import Claim, Progress, Result, Run, Size, drawn, verdict
 from qkv.claims.fingerprint import fingerprint
 from qkv.claims.registry import chosen
 from qkv.claims.report import Outcome, Report
 from qkv.errors import QkvError, RequestError, SourceError
 
 OUT = Path("claims-results")
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one seed of one claim gave, when and where. `source` is the experiment's fingerprint."""
-
-    claim: str
-    seed: int
-    size: Size
-    figures: Figures
-    seconds: float
-    date: str
-    machine: Mapping[str, Any]
-    versions: Mapping[str, str]
-    threads: int
-    source: str
 
 
 @dataclass(frozen=True)

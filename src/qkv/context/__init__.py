@@ -2,8 +2,9 @@
 
 from qkv.context.budget import Compared, compare
 from qkv.context.extend import EXTENSIONS, extended
-from qkv.context.measure import Context, context
-from qkv.context.report import page
+from qkv.context.measure import context
+from qkv.context.page import page
+from qkv.context.result import Context
 from qkv.context.retrieve import Lexical, Semantic
 
 __all__ = [

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from qkv.explanation.ablation import ablate, occlusion
     from qkv.explanation.attention import attention_flow, attention_maps, norm_weighted, rollout
     from qkv.explanation.attribution import direct_attribution
-    from qkv.explanation.explained import Explained, explain
+    from qkv.explanation.explained import Explained, lines
+    from qkv.explanation.explaining import explain
     from qkv.explanation.faithfulness import (
         agreement,
         comprehensiveness,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from qkv.explanation.parts import Part, Parts
     from qkv.explanation.patching import attribution_patching, patch, path_patching, recovered
     from qkv.explanation.reading import Reading
-    from qkv.explanation.terminal import lines
     from qkv.explanation.weights import adversarial_attention, permuted_attention
 
 # imported at first use: a command line should not wait for torch
@@ -59,7 +59,8 @@ _LAZY = {
     "ablation": ("ablate", "occlusion"),
     "attention": ("attention_flow", "attention_maps", "norm_weighted", "rollout"),
     "attribution": ("direct_attribution",),
-    "explained": ("Explained", "explain"),
+    "explained": ("Explained", "lines"),
+    "explaining": ("explain",),
     "faithfulness": (
         "agreement", "comprehensiveness", "deletion", "insertion", "spearman", "sufficiency",
     ),
@@ -75,7 +76,6 @@ _LAZY = {
     "pages": ("page",),
     "patching": ("attribution_patching", "patch", "path_patching", "recovered"),
     "reading": ("Reading",),
-    "terminal": ("lines",),
     "weights": ("adversarial_attention", "permuted_attention"),
 }  # fmt: skip
 _MODULE = {name: module for module, names in _LAZY.items() for name in names}

@@ -8,8 +8,7 @@ from html import escape
 import numpy as np
 
 from qkv.charts import Axis, Panel, Series, curves, heat, picture
-from qkv.explanation.explained import Explained
-from qkv.explanation.terminal import lines
+from qkv.explanation.explained import Explained, lines
 from qkv.inspection.page import document
 
 STYLE = """<style>

@@ -8,8 +8,8 @@ from html import escape
 from qkv.charts import Axis, Panel, Series, curves, picture
 from qkv.inspection.page import document
 from qkv.planning.cache import layers
-from qkv.planning.plan import Plan, parts_at
-from qkv.planning.report import lines
+from qkv.planning.plan import parts_at
+from qkv.planning.result import Plan, lines
 from qkv.planning.sizes import Part, shown
 from qkv.planning.timing import Costs, attention_flops
 

@@ -3,111 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from qkv.errors import RequestError
 from qkv.memory import free_memory
 from qkv.planning import cache, timing
 from qkv.planning.profile import Profile, device as known_device
+from qkv.planning.result import MOST_CONTEXT, MOST_SEQUENCES, Asked, Plan
 from qkv.planning.sizes import Part
 from qkv.planning.source import Source, read
-from qkv.planning.timing import Crossover, Time
 from qkv.planning.training import training
 from qkv.planning.weights import Stored, stored, weights, weights_of_file
 from qkv.planning.workspace import framework, workspace
 from qkv.spec import Model
 
-MOST_CONTEXT, MOST_SEQUENCES = 1 << 24, 1 << 20  # where the search for what fits ends
 USABLE = 0.92  # of an accelerator's memory: the rest is fragmented, or the driver's
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is planned for. Contexts and prefixes in tokens; `memory` in bytes on each device."""
-
-    context: int
-    concurrency: int = 1
-    prefix: int = 0
-    kv: str = "bf16"
-    source: int = 0  # rows that an encoder reads
-    devices: int = 1
-    memory: int | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All bytes are on each device. `most_context` is at the asked concurrency, `most_concurrency` at the
-    asked context; None where the memory is not known, 0 where even one token does not fit.
-    """
-
-    source: Source
-    how: Stored
-    asked: Asked
-    parts: tuple[Part, ...]
-    most_context: int | None
-    most_concurrency: int | None
-    crossover: Crossover
-    profile: Profile | None = None
-    prefill: Time | None = None
-    decode: Time | None = None
-    training: tuple[Part, ...] = ()
-    notes: tuple[str, ...] = ()
-    device: str | None = None
-
-    @property
-    def bytes(self) -> int:
-        return sum(part.bytes for part in self.parts)
-
-    @property
-    def range(self) -> tuple[int, int]:
-        """The least and the most that it may be, with each part's band."""
-        off = sum(part.bytes * part.band for part in self.parts)
-        return round(self.bytes - off), round(self.bytes + off)
-
-    @property
-    def fits(self) -> bool | None:
-        return None if self.asked.memory is None else self.bytes <= self.asked.memory
-
-    def part(self, beginning: str) -> int:
-        """The bytes of all parts whose names begin so."""
-        return sum(part.bytes for part in self.parts if part.name.startswith(beginning))
-
-    def data(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
-        asked, speed = self.asked, self.decode
-        return {
-            "name": self.source.name,
-            "parameters": self.source.model.parameters(),
-            "active_parameters": self.source.model.parameters(active=True),
-            "weights": self.how.name,
-            "context": asked.context,
-            "concurrency": asked.concurrency,
-            "prefix": asked.prefix,
-            "kv": asked.kv,
-            "devices": asked.devices,
-            "memory": asked.memory,
-            "parts": [part.data() for part in self.parts],
-            "bytes": self.bytes,
-            "least": self.range[0],
-            "most": self.range[1],
-            "fits": self.fits,
-            "most_context": self.most_context,
-            "most_concurrency": self.most_concurrency,
-            "prefill": self.prefill.data() if self.prefill else None,
-            "decode": speed.data() if speed else None,
-            "tokens_per_second": asked.concurrency / speed.seconds if speed else None,
-            "machine": self.profile.name if self.profile else None,
-            "crossover": {"scores": self.crossover.scores, "attention": self.crossover.attention},
-            "training": [part.data() for part in self.training],
-            "notes": list(self.notes),
-        }
-
-    def __str__(self) -> str:
-        from qkv.planning.report import lines
-
-        return "\n".join(lines(self))
 
 
 def plan(
