@@ -208,6 +208,14 @@ def test_a_short_text_is_refused_with_both_numbers(folder: Path, tmp_path: Path)
         context(folder, text=tmp_path / "absent.txt")
 
 
+def test_what_would_do_nothing_is_refused(folder: Path) -> None:
+    with pytest.raises(RequestError, match="length is 900 and this model is made for 640"):
+        context(folder, length=900)
+    done = CliRunner().invoke(app, ["context", str(folder), "--weighing"])
+    assert isinstance(done.exception, RequestError)
+    assert isinstance(CliRunner().invoke(app, ["plan", str(folder), "-t", "1"]).exception, RequestError)
+
+
 def test_lengths_double_up_to_the_most() -> None:
     assert module._doubling(8192) == [512, 1024, 2048, 4096, 8192]
     assert module._doubling(700) == [512, 700] and module._doubling(300) == [300]

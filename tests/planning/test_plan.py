@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
+from qkv.engine import limits
 from qkv.errors import RequestError
-from qkv.planning import DEVICES, Plan, Profile, plan, tokens
+from qkv.planning import DEVICES, Plan, Profile, cache as sizes, plan, tokens, workspace
 from qkv.planning.cache import cache, layers, rounding
 from qkv.planning.timing import Costs, crossover
 from qkv.planning.weights import read_in_a_step, stored, tensor_bytes, weights
+from qkv.runtime import blocks as runtime_blocks
 from qkv.spec import (
     Attention,
     Causal,
@@ -175,6 +177,10 @@ def test_a_common_beginning_is_kept_once_where_all_is_seen() -> None:
 def test_first_keys_beside_a_window() -> None:
     (one,) = layers(of_layers(Attention(2, 2, 32, mask=Causal() & Streaming(4, 60))))
     assert one.held(10_000) == 16 + 64 + 16 and one.held(40) == 48
+
+
+def test_what_plans_take_for_granted_of_the_runtime_is_so() -> None:
+    assert (sizes.BLOCK, workspace.ROWS) == (runtime_blocks.BLOCK, limits.CHUNK)
 
 
 def test_memory_comes_in_segments() -> None:

@@ -166,6 +166,8 @@ def context(
             )
         click.echo(json.dumps(compared.data(), ensure_ascii=False) if as_json else str(compared))
         return
+    if encoder is not None or weighing:
+        raise RequestError("--encoder and --weighing go with --budget.")
     with _told() as told:
         found = measured.context(source, **asked, told=told)
     if html is not None:

@@ -12,7 +12,7 @@ import click
 
 from qkv.commands.group import command, write
 from qkv.console import progress
-from qkv.errors import UnsupportedError
+from qkv.errors import RequestError, UnsupportedError
 from qkv.options import json_option, path_option, planning
 
 
@@ -85,6 +85,8 @@ def plan(
     """
     from qkv import planning as sizing
 
+    if threads is not None and not measure:
+        raise RequestError("--threads is of --measure: give both.")
     if measure:
         from qkv.benching.profile import measured
 

@@ -47,7 +47,11 @@ def context(
     if not generates(loaded.spec) or loaded.spec.encoder is not None or loaded.tokenizer is None:
         raise UnsupportedError("A context is measured of decoders of text that have a tokenizer.")
     advertised = loaded.context or SHORTEST
-    most = min(length or advertised, advertised)
+    most = length or advertised
+    if most > advertised:
+        raise RequestError(
+            f"length is {most:,} and this model is made for {advertised:,}: extend reads further."
+        )
     told("reading the text")
     tokens = loaded.tokenizer.encode(long_text(text))
     kinds = list(EXTENSIONS) if "all" in extend else list(dict.fromkeys(extend))

@@ -62,7 +62,8 @@ def explain(
     gradient = integrated_gradients(reading, metric, by, tolerance=1e-2, most=128)
     told("attention")
     query = len(asked.tokens) - 1 if asked.place is None else asked.place
-    seen = attention_maps(reading).at(query=query)
+    maps = attention_maps(reading)
+    seen = maps.at(query=query)
     rolled = rollout(reading).at(query=query)
     told("what each head does")
     heads = ablate(reading, metric, all_heads(reading))
@@ -101,7 +102,7 @@ def explain(
         agreement(seen, side),
         heads,
         forwards,
-        tuple(_head(reading, ranked) for ranked in heads.top(most)),
+        tuple(_head(reading, maps, ranked) for ranked in heads.top(most)),
         asked.lens(),
         agrees,
         removed,
@@ -189,12 +190,10 @@ class _Asked:
         return tuple(found)
 
 
-def _head(reading: Reading, ranked: Ranked) -> Head:
+def _head(reading: Reading, maps: Evidence, ranked: Ranked) -> Head:
     """What a head does most, of what heads are known to do; how sure that is stands beside it."""
     layer, head = int(ranked.labels["layer"]), int(ranked.labels["head"])
-    weights = torch.from_numpy(np.array(attention_maps(reading).at(layer=layer, head=head).values))[
-        None, None
-    ]
+    weights = torch.from_numpy(np.array(maps.at(layer=layer, head=head).values))[None, None]
     tokens = reading.sides[-1].given[:1]
     best, share = "no role that is looked for", 0.0
     for name, score in ROLES.items():

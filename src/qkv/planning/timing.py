@@ -55,10 +55,11 @@ class Costs:
         each = flops / rows / self.devices
         few = reading + (rows - 1) * each / at.of(at.few, format)
         many = flops / self.devices / at.of(at.compute, format)
+        seconds = max(reading, few + (many - few) * _many(rows))
         words = f"{weights / 1e6:,.0f} MB of weights ({1e3 * reading:.2f} ms)"
         if rows > 1:
-            words += f" for {flops / 1e9:,.2f} GFLOP of {rows:,} rows ({1e3 * max(few, many):.2f} ms in all)"
-        return max(reading, few + (many - few) * _many(rows)), words
+            words += f" for {flops / 1e9:,.2f} GFLOP of {rows:,} rows ({1e3 * seconds:.2f} ms in all)"
+        return seconds, words
 
     def beside(self, rows: int) -> float:
         return self.at.step + len(self.model.trunk.layers) * (self.at.layer + self.at.row * rows)
