@@ -213,6 +213,7 @@ planning = options(
     click.option("--weights", metavar="FORMAT", help="bf16, q8_0, q4_k, fp8, ...; default: as stored."),
     click.option("--kv", default="bf16", show_default=True, help="Keys and values: f32, bf16, fp8 or int8."),
     click.option("--prefix", callback=_tokens, metavar="TOKENS", help="That all sequences begin with alike."),
+    click.option("--reads", type=click.IntRange(min=0), default=0, help="Tokens or frames an encoder reads."),
     click.option("--device", metavar="NAME", help="h100, rtx-4090, ...: its public figures."),
     click.option(
         "--tensor-parallel", type=click.IntRange(min=1), default=1, help="Devices that share the model."

@@ -260,6 +260,16 @@ def test_what_is_no_number_of_tokens(text: str) -> None:
         tokens(text)
 
 
+def test_a_source_that_is_not_counted_is_told_of() -> None:
+    model = PUBLISHED["T5-large"](dict(entries())["T5-large"])
+    assert plan(model, memory=2**33).notes == (
+        "What an encoder makes of its source is not counted: say how much it reads.",
+    )
+    counted = plan(model, memory=2**33, reads=512)
+    # keys and values of 16 heads of 64 in 24 layers
+    assert counted.notes == () and counted.part("cache, cross") == 24 * 2 * 2 * 16 * 64 * 512
+
+
 # --- time ---------------------------------------------------------------------------------------
 
 PLAIN = Profile(

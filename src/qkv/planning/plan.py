@@ -144,6 +144,8 @@ def _notes(source: Source, asked: Asked, length: int) -> list[str]:
     found = [source.assumed] if source.assumed else []
     if source.context is not None and length > source.context:
         found.append(f"{length:,} tokens are more than the {source.context:,} that the model is made for.")
+    if source.model.encoder is not None and source.model.decoder is not None and not asked.source:
+        found.append("What an encoder makes of its source is not counted: say how much it reads.")
     heads = {mixer.kv_heads for mixer in source.model.trunk.mixers() if hasattr(mixer, "kv_heads")}
     if any(count % asked.devices for count in heads) and asked.devices > 1:
         found.append(
