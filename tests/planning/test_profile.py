@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from qkv.benching import profile as module
 from qkv.benching.profile import HALF, LONG, NARROW, ROWS, SOME, WIDE, Shape, Solved, Steps, measured, solve
 from qkv.cli import app
+from qkv.errors import CheckpointError
 from qkv.planning import Profile, plan
 from qkv.planning.cache import layers
 from qkv.planning.weights import read_in_a_step, stored
@@ -108,6 +109,13 @@ def test_the_command(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert text.count("<svg") == 4 and "http" not in re.sub(r"http://www.w3.org/2000/svg", "", text)
     plain = CliRunner().invoke(app, ["plan", str(config)])
     assert "No times: measure this machine once (qkv plan --measure)" in plain.output
+
+
+def test_damaged_weights_are_not_taken_for_none(config: Path) -> None:
+    assert plan(config.parent).how.name == "bf16"
+    (config.parent / "model.safetensors").write_bytes(b"123")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        plan(config.parent)
 
 
 def test_times_come_from_the_kept_profile(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qkv.checkpoints import read_gguf, read_safetensors
-from qkv.errors import QkvError, UnsupportedError
+from qkv.errors import QkvError, SourceError, UnsupportedError
 from qkv.inspection import inspect
 from qkv.planning.weights import Stored, stored
 from qkv.sources import find
@@ -53,11 +53,16 @@ def read(source: str | Path | Model) -> Source:
 
 
 def _sizes(source: str | Path) -> tuple[dict[str, int] | None, dict[str, int]]:
-    """Bytes by tensor, and by format; nothing where there is only a configuration."""
+    """Bytes by tensor, and by format; nothing where there is only a configuration.
+
+    Raises CheckpointError for weights that are damaged.
+    """
+    path = find(source)
+    if path.suffix == ".json" and not path.name.endswith(".index.json"):
+        return None, {}
     try:
-        path = find(source)
         tensors = read_gguf(path).tensors if path.suffix.lower() == ".gguf" else read_safetensors(path)
-    except QkvError:
+    except SourceError:  # no weights beside the configuration
         return None, {}
     formats: dict[str, int] = {}
     for tensor in tensors.values():
