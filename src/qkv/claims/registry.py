@@ -205,6 +205,16 @@ _CLAIMS = (
         experiment="serving",
     ),
     Claim(
+        name="shared-keys",
+        number="H19",
+        statement="Heads can share keys and values, or make them from a latent, at little cost in loss.",
+        source="Shazeer 2019; Ainslie et al. 2023; DeepSeek-AI 2024, section 2.1",
+        expectation=(
+            "MHA/GQA/MQA/MLA: equal steps: small loss spread, cache 1, n_kv/n_h, 1/n_h, D24b; report bytes."
+        ),
+        experiment="shared_keys",
+    ),
+    Claim(
         name="balanced-experts",
         number="H20",
         statement=(
