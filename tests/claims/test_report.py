@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -27,7 +28,7 @@ PICTURE = '<svg xmlns="http://www.w3.org/2000/svg"><text>loss</text></svg>'
 
 def result(seed: int, seconds: float = 90.0, date: str = "2026-11-30") -> Result:
     versions = {"torch": "2.13.0", "qkv": "0.1.0"}
-    return Result("rising", seed, "full", {"a": 1}, seconds, date, MACHINE, versions, 2, "f")
+    return Result("rising", seed, "full", {"a": 1}, seconds, 2 * seconds, date, MACHINE, versions, 2, "f")
 
 
 CHECKS = (Check("they rise", "1 to 10", True), Check("they stay <up>", "0.5 | 1", False))
@@ -37,17 +38,18 @@ BROKEN = Outcome(CLAIM, (), error="seed 0: KeyError: 'b'")
 
 def test_the_table_names_verdict_time_and_every_check() -> None:
     assert str(Report((PART,))).splitlines() == [
-        "claim                                 verdict            minutes",
+        "claim                                 verdict            time (of all cores)",
         "",
-        "rising (H99)                          1 of 2 hold        3.0 min",
+        "rising (H99)                          1 of 2 hold          3.0 min (6.0 min)",
         "  yes  they rise: 1 to 10",
         "  no   they stay <up>: 0.5 | 1",
         "",
         "Measured on A <fast> one, 2 cores, with torch 2.13.0 on 2 threads.",
         "Date: 2026-11-30 to 2026-12-02. Seeds: 0, 1. In brackets: least and greatest of the seeds.",
+        "Times are the clock's, on a busy machine more than was needed; in brackets those of all cores.",
     ]
     lines = str(Report((BROKEN,), "smoke")).splitlines()
-    assert lines[2] == "rising (H99)                          not measured         0.0 s"
+    assert lines[2] == "rising (H99)                          not measured             0.0 s (0.0 s)"
     assert lines[3] == "     seed 0: KeyError: 'b'"
     assert lines[-1] == "Smoke sizes show that the experiments run: their verdicts mean nothing."
 
@@ -62,10 +64,17 @@ def test_a_claim_over_ten_minutes_is_reported_as_over(seconds: float, over: bool
     assert ("over what a claim may take" in markdown(report, "c")) == over
 
 
+def test_what_waited_for_others_is_not_over() -> None:
+    waited = replace(result(0), seconds=900.0, processor=500.0)
+    assert not Outcome(CLAIM, (waited,), CHECKS).over
+    assert Outcome(CLAIM, (replace(waited, processor=601.0),), CHECKS).over
+
+
 def test_the_data_holds_claim_checks_and_runs() -> None:
     (found,) = Report((PART,)).data()["claims"]
     assert found["verdict"] == 'holds only in part: not "they stay <up>"'
     assert found["expectation"] == CLAIM.expectation and found["seconds"] == 180
+    assert found["processor_seconds"] == 360 and found["runs"][1]["processor_seconds"] == 180
     assert found["checks"][1] == {"what": "they stay <up>", "measured": "0.5 | 1", "holds": False}
     assert [run["seed"] for run in found["runs"]] == [0, 1] and found["runs"][0]["figures"] == {"a": 1}
 
@@ -118,10 +127,13 @@ def test_the_markdown_names_everything_and_its_pictures_lie_beside_it(tmp_path: 
     ]
     assert files[1].read_text() == PICTURE + "\n"
     text = files[0].read_text()
-    assert "| [rising](#rising) | H99 | 1 of 2 hold | 3.0 min |" in text
+    assert "| [rising](#rising) | H99 | 1 of 2 hold | 3.0 min (6.0 min) |" in text
     assert "Expected: They \\| rise to \\*10\\* \\<b\\>." in text
     assert '**Holds only in part: not "they stay \\<up\\>".**' in text
     assert "| no | they stay \\<up\\> | 0.5 \\| 1 |" in text
-    assert "Time by seed: 0: 1.5 min, 1: 1.5 min. Measured on A \\<fast\\> one, 2 cores" in text
+    assert (
+        "Time by seed: 0: 1.5 min, 1: 1.5 min; of processors 6.0 min. Measured on A \\<fast\\> one, 2 cores"
+        in text
+    )
     for _, link in re.findall(r"!\[(.*?)\]\((.*?)\)", text):
         assert (files[0].parent / link).is_file()

@@ -68,13 +68,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """What one seed of one claim gave, when and where. `source` is the experiment's fingerprint."""
+    """What one seed of one claim gave, when and where. `source` is the experiment's fingerprint.
+
+    `seconds` are the clock's and `processor` those of all threads together: on a busy machine the
+    first are more than the experiment needs.
+    """
 
     claim: str
     seed: int
     size: Size
     figures: Figures
     seconds: float
+    processor: float
     date: str
     machine: Mapping[str, Any]
     versions: Mapping[str, str]

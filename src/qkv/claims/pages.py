@@ -62,7 +62,12 @@ def _section(outcome: Outcome) -> str:
     )
     pictures = "".join(outcome.pictures.values())
     times = ", ".join(minutes(result.seconds) for result in outcome.results)
-    taken = f'<p class="soft">{len(outcome.results)} seeds: {times}.{_over(outcome)}</p>' if times else ""
+    taken = (
+        f'<p class="soft">{len(outcome.results)} seeds: {times}; {minutes(outcome.processor)} of processors.'
+        f"{_over(outcome)}</p>"
+        if times
+        else ""
+    )
     return (
         f'<section id="{escape(claim.name)}"><h2>{escape(claim.name)} '
         f'<span class="soft">{escape(claim.number)}</span></h2><p>{escape(claim.statement)}</p>'
@@ -85,10 +90,10 @@ def markdown(report: Report, folder: str) -> str:
     lines = [f"# {TITLE}", "", INTRODUCTION, ""]
     for line in report.closing():
         lines += [line, ""]
-    lines += ["| claim | | verdict | time |", "|---|---|---|---|"]
+    lines += ["| claim | | verdict | time (of all cores) |", "|---|---|---|---|"]
     for outcome in report.outcomes:
         name = outcome.claim.name
-        row = (f"[{name}](#{name})", outcome.claim.number, outcome.brief, minutes(outcome.seconds))
+        row = (f"[{name}](#{name})", outcome.claim.number, outcome.brief, outcome.time)
         lines.append(f"| {' | '.join(row)} |")
     for outcome in report.outcomes:
         lines += ["", *_part(outcome, folder)]
@@ -109,7 +114,8 @@ def _part(outcome: Outcome, folder: str) -> list[str]:
     if outcome.results:
         times = ", ".join(f"{result.seed}: {minutes(result.seconds)}" for result in outcome.results)
         where = " ".join(circumstances(outcome.results))
-        lines += [f"Time by seed: {times}.{_over(outcome)} {_plain(where)}", ""]
+        taken = f"{times}; of processors {minutes(outcome.processor)}"
+        lines += [f"Time by seed: {taken}.{_over(outcome)} {_plain(where)}", ""]
     for name in outcome.pictures:
         lines.append(f"![{claim.name}: {name}]({folder}/{_file(outcome, name)})")
     return lines

@@ -136,22 +136,28 @@ class _Runner:
                 self.report(self.done, self.total, where + (f" ({note})" if note else ""))
 
         tell(0, 1)
-        run, start = Run(claim.name, seed, self.size, tell), time.perf_counter()
+        run, start = Run(claim.name, seed, self.size, tell), _times()
         with _torch_of(self.threads, run.number()):
             figures = claim.load().measure(run)
-        seconds = time.perf_counter() - start
+        seconds, processor = (after - before for before, after in zip(start, _times(), strict=True))
         return Result(
             claim.name,
             seed,
             self.size,
             plain(figures),
             seconds,
+            processor,
             datetime.now(UTC).date().isoformat(),
             described(),
             {"torch": torch.__version__, "qkv": qkv.__version__},
             self.threads,
             source,
         )
+
+
+def _times() -> tuple[float, float]:
+    """Seconds of the clock, and of this process on all cores."""
+    return time.perf_counter(), time.process_time()
 
 
 def _told(problem: Exception) -> str:
