@@ -26,7 +26,8 @@ from qkv.runtime.threads import default_threads
 from qkv.spec import Attention, Gated, Language, Model, RMSNorm, Rotary, Stack, Tokens, pre_norm
 
 FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
-LONG, SOME, ROWS, ROUNDS = 2048, 16, 512, 5
+LONG, SOME, ROWS = 2048, 16, 512
+ROUNDS, EACH = 5, 4  # rounds of many rows, and in each as many of few
 BAND = 0.2  # what is left unexplained, and the machine's own drift
 
 Progress = Callable[[int, int], None]
@@ -52,7 +53,6 @@ class Shape:
 
 
 NARROW, WIDE = Shape(24, 768, 12, 4, 2048), Shape(4, 2048, 32, 8, 5632)
-HALF = Shape(12, 768, 12, 4, 2048)
 
 
 class Random(Mapping[str, StoredTensor]):
@@ -89,25 +89,49 @@ class Steps(NamedTuple):
     far_rows: float
 
 
-def steps(shape: Shape, format: str, threads: int, kv: str) -> Steps:
-    model = shape.model
-    run = Native(lower(model), Random(model, format), threads, kv)
-    many = list(np.random.default_rng(1).integers(0, 64, ROWS))
+class Runner:
+    """A model of one shape: one text that begins, sequence 0, and one of LONG tokens, sequence 1."""
 
-    def timed(tokens: list[int], start: int) -> float:
-        seconds = []
-        for _ in range(ROUNDS if len(tokens) > 1 else 4 * ROUNDS):
-            run.forget(0, start)
-            rows = Rows.of(tokens, start=start, wanted=[len(tokens) - 1])
-            began = time.perf_counter()
-            run.step(rows)
-            seconds.append(time.perf_counter() - began)
-        return median(seconds)
+    def __init__(self, shape: Shape, format: str, threads: int, kv: str):
+        self.run = Native(lower(shape.model), Random(shape.model, format), threads, kv)
+        self.tokens = list(np.random.default_rng(1).integers(0, 64, ROWS))
+        self.seconds: dict[str, list[float]] = {name: [] for name in Steps._fields}
+        for start in range(0, LONG, ROWS):
+            self._step(ROWS, start, 1)
 
-    row, some, rows = timed(many[:1], 0), timed(many[:SOME], 0), timed(many, 0)
-    for start in range(0, LONG, ROWS):
-        run.step(Rows.of(many, start=start, wanted=[ROWS - 1]))
-    return Steps(row, timed(many[:1], LONG), some, rows, timed(many, LONG - ROWS))
+    def _step(self, rows: int, start: int, sequence: int) -> float:
+        self.run.forget(sequence, start)
+        given = Rows.of(self.tokens[:rows], start=start, sequence=sequence, wanted=[rows - 1])
+        began = time.perf_counter()
+        self.run.step(given)
+        return time.perf_counter() - began
+
+    def few(self) -> None:
+        """Once each step that waits for memory."""
+        self.seconds["row"].append(self._step(1, 0, 0))
+        self.seconds["far_row"].append(self._step(1, LONG, 1))
+        self.seconds["some"].append(self._step(SOME, 0, 0))
+
+    def many(self) -> None:
+        self.seconds["rows"].append(self._step(ROWS, 0, 0))
+        self.seconds["far_rows"].append(self._step(ROWS, LONG - ROWS, 1))
+
+    def steps(self) -> Steps:
+        return Steps(**{name: median(seconds) for name, seconds in self.seconds.items()})
+
+
+def steps(format: str, threads: int, kv: str) -> tuple[dict[Shape, Steps], float]:
+    """Both shapes in turn, so that whatever the machine does meanwhile is in both; and the bandwidth then."""
+    probes: list[float] = []
+    runners = {shape: Runner(shape, format, threads, kv) for shape in (NARROW, WIDE)}
+    for _ in range(ROUNDS):
+        probes.append(read_bandwidth(threads))
+        for runner in runners.values():
+            runner.many()
+        for _ in range(EACH):
+            for runner in runners.values():
+                runner.few()
+    return {shape: runner.steps() for shape, runner in runners.items()}, max(probes)
 
 
 def measured(
@@ -118,19 +142,20 @@ def measured(
 ) -> Profile:
     """A profile of the native runtime on so many threads (None: one for each core).
 
-    Two shapes of layers and two depths give, by linear equations, how fast weights are read and
-    multiplied, what a layer costs beside that, and what a step does; a long text gives attention.
+    Two shapes of layers give, by linear equations, how fast weights are read and multiplied and what a
+    layer costs beside that; a long text gives attention.
     UnsupportedError where the native runtime cannot be had.
     """
     absent = missing()
     if absent:
         raise UnsupportedError(f"Only the native runtime is measured for plans: {absent}.")
     count = threads or default_threads()
-    bandwidth, solved = read_bandwidth(count), dict[str, Solved]()
+    solved, bandwidths = dict[str, Solved](), list[float]()
     for done, format in enumerate(formats):
         progress(done, len(formats))
-        taken = {shape: steps(shape, format, count, kv) for shape in (HALF, NARROW, WIDE)}
+        taken, bandwidth = steps(format, count, kv)
         solved[format] = solve(format, kv, bandwidth, taken)
+        bandwidths.append(bandwidth)
     all_ = list(solved.values())
     machine = described()
     return Profile(
@@ -142,10 +167,9 @@ def measured(
         median(s.cache for s in all_),
         median(s.attention for s in all_),
         median(s.layer for s in all_),
-        median(s.step for s in all_),
-        median(s.row for s in all_),
-        BAND,
-        details={**machine, "kv": kv, "threads": count, "read_bandwidth": bandwidth},
+        row=median(s.row for s in all_),
+        band=BAND,
+        details={**machine, "kv": kv, "threads": count, "read_bandwidth": max(bandwidths)},
     )
 
 
@@ -158,27 +182,25 @@ class Solved(NamedTuple):
     cache: float
     attention: float
     layer: float
-    step: float
     row: float
 
 
 def solve(format: str, kv: str, bandwidth: float, taken: Mapping[Shape, Steps]) -> Solved:
     """The costs that these times are made of.
 
-    A step of one row is `step` + layers * (`layer` + bytes / `weights`): three shapes for three
-    unknowns, of which weights are read no faster than memory is. The others follow one by one.
+    A step of one row is layers * `layer` + bytes / `weights`: two shapes for two unknowns, of which
+    weights are read no faster than memory is. The others follow one by one.
     """
-    half, narrow, wide = (taken[shape] for shape in (HALF, NARROW, WIDE))
+    narrow, wide = taken[NARROW], taken[WIDE]
     size = {shape: _layer(shape, format) for shape in (NARROW, WIDE)}
-    small = (narrow.row - half.row) / (NARROW.layers - HALF.layers)  # a layer, with all it costs
-    step = max(0.0, half.row - HALF.layers * small)
-    large = (wide.row - step) / WIDE.layers
-    weights = min((size[WIDE][0] - size[NARROW][0]) / max(large - small, 1e-9), bandwidth)
-    layer = max(0.0, (small - size[NARROW][0] / weights + large - size[WIDE][0] / weights) / 2)
+    read = {shape: shape.layers * size[shape][0] for shape in (NARROW, WIDE)}
+    apart = NARROW.layers * read[WIDE] - WIDE.layers * read[NARROW]
+    layer = max(0.0, (narrow.row * read[WIDE] - wide.row * read[NARROW]) / apart)
+    weights = min(read[WIDE] / max(wide.row - WIDE.layers * layer, 1e-9), bandwidth)
     attention = _mixing(LONG - ROWS, LONG) / (narrow.far_rows - narrow.rows + wide.far_rows - wide.rows)
     # what products of 512 rows take: by the wide shape, then what rows cost beside by the narrow one
     each = {
-        shape: (taken[shape].rows - step - _mixing(0, ROWS, shape) / attention) / shape.layers - layer
+        shape: (taken[shape].rows - _mixing(0, ROWS, shape) / attention) / shape.layers - layer
         for shape in (NARROW, WIDE)
     }
     compute = ROWS * (size[WIDE][1] - size[NARROW][1]) / max(each[WIDE] - each[NARROW], 1e-9)
@@ -188,7 +210,7 @@ def solve(format: str, kv: str, bandwidth: float, taken: Mapping[Shape, Steps]) 
     few = min((SOME - 1) * flops / max(added, 1e-9), compute)
     held = sum(one.per_token * one.count for s in (NARROW, WIDE) for one in layers(s.model, kv))
     cache = LONG * held / (narrow.far_row - narrow.row + wide.far_row - wide.row)
-    return Solved(weights, few, compute, cache, attention, layer, step, row)
+    return Solved(weights, few, compute, cache, attention, layer, row)
 
 
 def _layer(shape: Shape, format: str) -> tuple[float, float]:
