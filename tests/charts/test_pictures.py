@@ -82,6 +82,12 @@ def test_given_ticks_and_ends_are_kept() -> None:
     assert (scale.low, scale.high, scale.ticks()) == (0, 10, [0, 5])
 
 
+def test_ticks_have_the_digits_that_tell_them_apart() -> None:
+    found = Scale.of(Axis("loss"), [6.50491, 6.50507])
+    assert found.labels() == ["6.50495", "6.505", "6.50505"]
+    assert Scale.of(Axis("loss"), [6.4, 6.6]).labels() == ["6.4", "6.45", "6.5", "6.55", "6.6"]
+
+
 def test_numbers_are_written_as_people_do() -> None:
     assert [number(v) for v in (0, 0.05, 1.5, 12345.6, 3e-6, 0.12345, -3000)] == [
         "0", "0.05", "1.5", "12,346", "3e-06", "0.123", "-3,000",

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from qkv import cli
-from qkv.claims import registry, reproduce
+from qkv.claims import kept, registry, reproduce
 from qkv.claims.report import Report
 from qkv.claims.running import plain
 from qkv.errors import RequestError, SourceError
@@ -73,6 +73,27 @@ def test_a_changed_experiment_is_measured_again_a_changed_judge_is_not(bench: Be
     bench.write("rising", code.replace("run.of(10, 1)", "run.of(20, 1)"))
     (outcome,) = reproduce(["rising"], out=out, seeds=1).outcomes
     assert bench.ran() == ["0 full"] and outcome.checks[0].measured == "[20]"
+
+
+def test_what_is_kept_is_reported_and_nothing_runs(bench: Bench, out: Path) -> None:
+    """Of seeds in a row from the first; an experiment that changed since says so."""
+    bench.write("rising")
+    bench.write("other")
+    with pytest.raises(RequestError, match="holds no results of these claims at the full size"):
+        kept(["all"], out=out)
+    reproduce(["rising"], out=out)
+    (out / "full" / "rising-1.json").unlink()
+    bench.ran()
+    report = kept(["all"], out=out)
+    (outcome,) = report.outcomes
+    assert [result.seed for result in outcome.results] == [0] and outcome.verdict == "holds"
+    assert not outcome.changed and "Changed since" not in str(report)
+    bench.write("rising", COUNTS.format(log=str(bench.log)).replace("run.of(10, 1)", "run.of(20, 1)"))
+    report = kept(["rising"], out=out)
+    assert report.outcomes[0].changed and report.outcomes[0].checks[0].measured == "[10]"
+    assert "Changed since they were measured: rising." in str(report)
+    assert run("rising", "--kept", "--out", out).stdout.startswith("claim ")
+    assert bench.ran() == []
 
 
 def test_a_result_that_cannot_be_read_is_measured_again(bench: Bench, out: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import cast
 
@@ -86,6 +87,8 @@ def test_every_way_is_asked(tmp_path: Path) -> None:
         "2",
         "--weighing",
         "--json",
+        "--html",
+        str(tmp_path / "ways.html"),
     ]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output
@@ -98,6 +101,9 @@ def test_every_way_is_asked(tmp_path: Path) -> None:
     assert all(way["asked"] == 2 for way in ways.values())
     assert ways["all of the context"]["read"] > 900 and ways["its end"]["read"] <= 256
     assert ways["retrieval, BM25"]["read"] <= 256
+    page = (tmp_path / "ways.html").read_text()
+    assert page.count("<svg") == 2 and all(escape(name) in page for name in ways)
+    assert f"{ways['its end']['read']:,} tokens read, {ways['its end']['cache_bytes'] / 1e6:.1f} MB" in page
     # two layers of two key/value heads of six, keys and values in two bytes
     assert ways["sinks:256"]["cache_bytes"] == 2 * 2 * 2 * 6 * 2 * 256
 

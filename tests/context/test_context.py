@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from qkv.cli import app
 from qkv.context import EXTENSIONS, Context, context, extended, measure as module
-from qkv.context.measure import Extended
 from qkv.context.reading import Reader
+from qkv.context.result import Extended
 from qkv.context.tasks import SPAN, Bucket, Copied, Found, Given, by_context, copying, retrieval
 from qkv.errors import RequestError, UnsupportedError
 from qkv.runtime.torch_machine import TorchMachine
@@ -123,13 +123,13 @@ def test_the_usable_context_is_the_least_of_three() -> None:
 
 
 def test_extensions_come_in_the_order_of_their_losses() -> None:
-    def at(kind: str, loss: float) -> Extended:
-        return Extended(kind, 2.0, (Bucket(0, 4096, 1.0), Bucket(4096, 6144, loss), Bucket(6144, 8191, 9.0)))
+    def at(kind: str, *losses: float) -> Extended:
+        return Extended(kind, 2.0, (Bucket(0, 8191, 1.0),), losses)
 
-    found = replace(measured([3] * 4, [9] * 4, [1] * 4), extensions=(at("none", 8.0), at("yarn", 3.0)))
-    assert [kind for kind, _ in found.order()] == ["yarn", "none"]
-    assert dict(found.order())["yarn"] == pytest.approx((3 * 2048 + 9 * 2047) / 4095)
-    assert "yarn, none" in str(found)
+    ways = at("none", 8.0, 8.5), at("yarn", 3.0, 4.0)
+    found = replace(measured([3] * 4, [9] * 4, [1] * 4), extensions=ways)
+    assert found.order() == [("yarn", 3.5), ("none", 8.25)]
+    assert "Here, the best first: yarn, none." in str(found)
 
 
 # --- extensions ---------------------------------------------------------------------------------
@@ -193,10 +193,13 @@ def test_the_command_measures_a_model_and_its_extensions(folder: Path, tmp_path:
     assert [one["context"] for one in said["given"]] == [512, 640]
     assert {one["kind"] for one in said["extensions"]} == {"none", *EXTENSIONS}
     assert all(one["buckets"][-1]["end"] == 1279 for one in said["extensions"])
+    # 639 losses past the advertised 640, in stretches of 256 or more
+    assert all(len(one["later"]) == 2 for one in said["extensions"])
+    assert {one["kind"] for one in said["extensions"] if one["stands_in"]} == {"longrope"}
+    assert "longrope" not in {name for pair in said["pairs"] for name in (pair["better"], pair["worse"])}
     # an untrained model knows nothing: it does no better than to guess
     assert all(one["loss"] > np.log(266) - 0.1 for one in said["given"])
     assert page.read_text().count("<svg") == 4
-    assert "Without training, slowed by 2" in str(context(folder, texts=1, times=1, extend=["yarn"]))
 
 
 def test_a_short_text_is_refused_with_both_numbers(folder: Path, tmp_path: Path) -> None:
@@ -213,6 +216,8 @@ def test_what_would_do_nothing_is_refused(folder: Path) -> None:
         context(folder, length=900)
     done = CliRunner().invoke(app, ["context", str(folder), "--weighing"])
     assert isinstance(done.exception, RequestError)
+    with pytest.raises(RequestError, match="factor is 1; nothing is longer"):
+        context(folder, extend=["yarn"], factor=1.0)
     assert isinstance(CliRunner().invoke(app, ["plan", str(folder), "-t", "1"]).exception, RequestError)
 
 

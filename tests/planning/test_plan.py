@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from qkv.engine import limits
 from qkv.errors import RequestError
 from qkv.planning import DEVICES, Plan, Profile, cache as sizes, plan, tokens, workspace
 from qkv.planning.cache import cache, layers, rounding
+from qkv.planning.page import page, rates
 from qkv.planning.timing import Costs, crossover
 from qkv.planning.weights import read_in_a_step, stored, tensor_bytes, weights
 from qkv.runtime import blocks as runtime_blocks
@@ -323,6 +326,22 @@ def test_where_attention_overtakes_the_feed_forward() -> None:
 def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
     PLAIN.save(tmp_path / "deep" / "machine.json")
     assert Profile.read(tmp_path / "deep" / "machine.json") == PLAIN
+
+
+def test_the_page_has_the_rates_of_the_plan_itself(smollm2_file: Path) -> None:
+    """By what the file holds: SmolLM2's is larger than all its weights in the format most of them have."""
+    found = plan(smollm2_file, context=512, concurrency=3, profile=PLAIN)
+    assert rates(found, PLAIN, [3]) == [found.data()["tokens_per_second"]]
+    assert sum((found.source.sizes or {}).values()) > weights(found.source.model, found.how).bytes
+
+
+def test_the_page_says_all_that_the_text_says() -> None:
+    """But for the lines of parts, which are bars there."""
+    found = plan(LLAMA, context=8192, concurrency=2, device="h100", batch=2, reads=0)
+    text = unescape(re.sub(r"<[^>]+>", "\n", page(found))).replace("\u00a0", " ")
+    for line in str(found).split("\n"):
+        for part in re.split(r"  +", line.strip()):
+            assert part.rstrip(":") in text, part
 
 
 def test_devices_by_name() -> None:

@@ -65,7 +65,14 @@ class Scale:
         return inside or [value for value in self._steps() if self.low <= value <= self.high]
 
     def labels(self) -> list[str]:
-        return [number(value) for value in self.ticks()]
+        """The ticks as people write them, with as many digits as tell them apart."""
+        ticks = self.ticks()
+        found = [number(value) for value in ticks]
+        digits = 4
+        while len(set(found)) < len(ticks) and digits < 16:
+            digits += 1
+            found = [f"{value:,.{digits}g}" for value in ticks]
+        return found
 
     def _steps(self) -> list[float]:
         """At most six multiples of 1, 2 or 5 times a power of ten."""

@@ -36,6 +36,6 @@ improved at no cost.
 from qkv.claims.claim import Check, Claim, Run, verdict
 from qkv.claims.registry import CLAIMS
 from qkv.claims.report import Outcome, Report
-from qkv.claims.running import OUT, reproduce
+from qkv.claims.running import OUT, kept, reproduce
 
-__all__ = ["CLAIMS", "OUT", "Check", "Claim", "Outcome", "Report", "Run", "reproduce", "verdict"]
+__all__ = ["CLAIMS", "OUT", "Check", "Claim", "Outcome", "Report", "Run", "kept", "reproduce", "verdict"]

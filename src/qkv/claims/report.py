@@ -23,6 +23,7 @@ class Outcome:
     checks: tuple[Check, ...] = ()
     pictures: Pictures = field(default_factory=dict)
     error: str | None = None
+    changed: bool = False  # whether the experiment is another now than when it was measured
 
     @property
     def verdict(self) -> str:
@@ -67,6 +68,7 @@ class Outcome:
             "seconds": self.seconds,
             "processor_seconds": self.processor,
             "over": self.over,
+            "changed": self.changed,
             "runs": [
                 {
                     "seed": result.seed,
@@ -122,6 +124,9 @@ class Report:
         if self.size == "smoke":
             yield "Smoke sizes show that the experiments run: their verdicts mean nothing."
         over = [outcome.claim.name for outcome in self.outcomes if outcome.over]
+        changed = [outcome.claim.name for outcome in self.outcomes if outcome.changed]
+        if changed:
+            yield f"Changed since they were measured: {', '.join(changed)}."
         if over:
             yield f"Over {MOST_SECONDS // 60} minutes for all seeds: {', '.join(over)}."
 

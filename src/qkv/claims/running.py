@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import count, takewhile
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -33,15 +34,18 @@ class Folder:
     def _file(self, claim: str, seed: int, size: Size) -> Path:
         return self.path / size / f"{claim}-{seed}.json"
 
-    def kept(self, claim: str, seed: int, size: Size, source: str) -> Result | None:
-        """The result, if there is one of this very experiment; what cannot be read is measured again."""
+    def kept(self, claim: str, seed: int, size: Size) -> Result | None:
+        """The result, if there is one that can be read."""
         try:
             held = json.loads(self._file(claim, seed, size).read_text(encoding="utf-8"))
             found = Result(**held)
         except (OSError, ValueError, TypeError):
             return None
-        same = (found.claim, found.seed, found.size, found.source) == (claim, seed, size, source)
-        return found if same else None
+        return found if (found.claim, found.seed, found.size) == (claim, seed, size) else None
+
+    def seeds(self, claim: str, size: Size) -> tuple[Result, ...]:
+        """Those of the seeds 0, 1, ... up to the first that is missing."""
+        return tuple(takewhile(bool, (self.kept(claim, seed, size) for seed in count())))  # type: ignore[arg-type]
 
     def keep(self, result: Result) -> None:
         """Whole or not at all. Raises SourceError where it cannot be written."""
@@ -83,6 +87,29 @@ def reproduce(
     return Report(tuple(runner.outcome(claim) for claim in claims), size)
 
 
+def kept(names: Sequence[str], *, size: Size = "full", out: Path = OUT) -> Report:
+    """The report of what `out` holds of these claims, running nothing; claims without results are left out.
+
+    Where an experiment has changed since, its outcome says so. Raises RequestError for a name that is
+    not known, and where nothing is held.
+    """
+    folder = Folder(out)
+    held = {claim: folder.seeds(claim.name, size) for claim in chosen(names)}
+    outcomes = tuple(judged(claim, results) for claim, results in held.items() if results)
+    if not outcomes:
+        raise RequestError(f"{out} holds no results of these claims at the {size} size: run them first.")
+    return Report(outcomes, size)
+
+
+def judged(claim: Claim, results: Sequence[Result]) -> Outcome:
+    """What follows from the figures of these seeds."""
+    experiment, figures = claim.load(), [result.figures for result in results]
+    checks = tuple(experiment.judge(figures))
+    verdict(checks)  # refuses none
+    changed = any(result.source != fingerprint(claim.module) for result in results)
+    return Outcome(claim, tuple(results), checks, drawn(experiment, figures), changed=changed)
+
+
 class _Runner:
     def __init__(
         self,
@@ -107,10 +134,7 @@ class _Runner:
             for seed in range(seeds):
                 results.append(self._result(claim, seed))
                 self.done += 1
-            experiment, figures = claim.load(), [result.figures for result in results]
-            checks = tuple(experiment.judge(figures))
-            verdict(checks)  # refuses none
-            return Outcome(claim, tuple(results), checks, drawn(experiment, figures))
+            return judged(claim, results)
         except Exception as problem:  # whatever an experiment does, the others go on
             self.done = end
             at = f"seed {len(results)}" if len(results) < seeds else "judging"
@@ -118,8 +142,8 @@ class _Runner:
 
     def _result(self, claim: Claim, seed: int) -> Result:
         source = fingerprint(claim.module)
-        held = None if self.again else self.folder.kept(claim.name, seed, self.size, source)
-        if held is not None:
+        held = None if self.again else self.folder.kept(claim.name, seed, self.size)
+        if held is not None and held.source == source:
             return held
         result = self._measured(claim, seed, source)
         self.folder.keep(result)

@@ -75,6 +75,7 @@ def bench(source: str, peers: bool, as_json: bool, **asked: Any) -> None:
     "qkv reproduce word-order H25",
     "qkv reproduce all --html claims.html --markdown docs/claims.md",
     "qkv reproduce all --smoke --seeds 1 --json",
+    "qkv reproduce all --kept --out docs/claims --markdown docs/claims.md",
     note="What does not hold is a finding; the status is 1 where an experiment failed.",
 )
 @click.argument("names", nargs=-1, metavar="NAME... | all")
@@ -87,6 +88,7 @@ def bench(source: str, peers: bool, as_json: bool, **asked: Any) -> None:
     help="Where results are kept, to go on from; default claims-results.",
 )
 @click.option("--again", is_flag=True, help="Also what is kept there already.")
+@click.option("--kept", is_flag=True, help="Run nothing: report what is kept so far.")
 @click.option("--threads", "-t", type=int, help="Processor threads; default two.")
 @json_option
 @path_option("--html", "one offline page, with pictures")
@@ -95,6 +97,7 @@ def reproduce(
     names: tuple[str, ...],
     listed: bool,
     smoke: bool,
+    kept: bool,
     out: Path | None,
     as_json: bool,
     html: Path | None,
@@ -115,9 +118,12 @@ def reproduce(
         return
     if not names:
         raise click.UsageError("Missing argument 'NAME': name claims, or all; --list says which there are.")
-    with progress("reproducing") as report:
-        size: Any = "smoke" if smoke else "full"
-        done = claims.reproduce(names, size=size, out=out or claims.OUT, progress=report, **asked)
+    size: Any = "smoke" if smoke else "full"
+    if kept:
+        done = claims.kept(names, size=size, out=out or claims.OUT)
+    else:
+        with progress("reproducing") as report:
+            done = claims.reproduce(names, size=size, out=out or claims.OUT, progress=report, **asked)
     if html is not None:
         write(html, pages.html(done))
     if markdown is not None:
@@ -132,7 +138,8 @@ def reproduce(
     "qkv context smollm2",
     "qkv context ./Llama-3.2-1B --text book.txt --length 16k --html context.html",
     "qkv context smollm2 --extend all --factor 2",
-    "qkv context smollm2 --budget 1k --length 4k --encoder minilm",
+    "qkv context smollm2 --extend yarn --extend longrope --search 12",
+    "qkv context smollm2 --budget 1k --length 4k --encoder minilm --html ways.html",
 )
 @click.argument("source", default="smollm2")
 @stretching
@@ -150,32 +157,44 @@ def context(
     """Measure how far a model's context carries, beside what is advertised.
 
     The loss of the same tokens with more and more of a text read; pass keys planted and asked for, by
-    length and depth; tokens copied over a distance. With --budget: longer context, compression or
+    length and depth; tokens copied over a distance. With --extend: the order in which methods come out on
+    a longer text, and where it differs from the papers'. With --budget: longer context, compression or
     retrieval? SOURCE is a folder, a .gguf file, hub name, or smollm2.
     """
     from qkv import context as measured
 
-    if budget is not None:
-        if html is not None or asked["extend"]:
-            raise RequestError("--budget compares ways in a table: leave --html and --extend out.")
-        ranker = measured.Lexical() if encoder is None else measured.Semantic(encoder)
-        chosen = {name: asked[name] for name in ("length", "times", "text", "threads") if asked[name]}
-        with _told() as told:
-            compared = measured.compare(
-                source, budget=budget, ranker=ranker, weighing=weighing, told=told, **chosen
-            )
-        click.echo(json.dumps(compared.data(), ensure_ascii=False) if as_json else str(compared))
-        return
-    if encoder is not None or weighing:
-        raise RequestError("--encoder and --weighing go with --budget.")
+    given = {name: value for name, value in asked.items() if value not in (None, ())}
+    _refuse_unused(budget, encoder, weighing, given)
     with _told() as told:
-        found = measured.context(source, **asked, told=told)
+        found: Any
+        if budget is None:
+            found = measured.context(source, **given, told=told)
+        else:
+            ranker = measured.Lexical() if encoder is None else measured.Semantic(encoder)
+            found = measured.compare(
+                source, budget=budget, ranker=ranker, weighing=weighing, told=told, **given
+            )
     if html is not None:
         write(html, measured.page(found))
     if as_json:
         click.echo(json.dumps(found.data(), ensure_ascii=False, allow_nan=False))
     elif html is None:
         click.echo(str(found))
+
+
+# what says how the one is measured says nothing of the other
+OF_MEASURING = ("texts", "extend", "factor", "search")
+
+
+def _refuse_unused(budget: int | None, encoder: str | None, weighing: bool, given: dict[str, Any]) -> None:
+    if budget is not None:
+        unused = [f"--{name}" for name in OF_MEASURING if name in given]
+        if unused:
+            raise RequestError(f"{' and '.join(unused)} would do nothing beside --budget: leave them out.")
+    elif encoder is not None or weighing:
+        raise RequestError("--encoder and --weighing go with --budget.")
+    elif "extend" not in given and ("factor" in given or "search" in given):
+        raise RequestError("--factor and --search say how --extend extends: name a method with it.")
 
 
 @contextmanager

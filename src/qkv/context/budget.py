@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from qkv.context.measure import long_text, machine_of
-from qkv.context.reading import Reader
+from qkv.context.measure import long_text
+from qkv.context.reading import Reader, machine_of
 from qkv.context.retrieve import Ranker, retrieved
 from qkv.engine import Completion
 from qkv.errors import RequestError
@@ -55,8 +55,12 @@ class Compared:
     def data(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def about(self) -> str:
+        return f"{self.name}: facts in {self.length:,} tokens, room for {self.budget:,}"
+
     def __str__(self) -> str:
-        lines = [f"{self.name}: facts in {self.length:,} tokens, room for {self.budget:,}", ""]
+        lines = [self.about, ""]
         lines.append(f"{'way':<24}{'right':>8}{'read':>9}{'cache':>12}{'seconds':>10}")
         for way in self.ways:
             right = f"{way.right}/{way.asked}"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from qkv.context.extend import EXTENSIONS, extended
-from qkv.context.reading import Reader
-from qkv.context.result import DEPTHS, Context, Extended
-from qkv.context.tasks import by_context, by_position, copying, retrieval
+from qkv.context.extend import Stretch, chosen
+from qkv.context.reading import Reader, machine_of
+from qkv.context.result import DEPTHS, Context
+from qkv.context.stretching import Methods
+from qkv.context.tasks import by_context, copying, retrieval
 from qkv.errors import RequestError, UnsupportedError
-from qkv.loading import Loaded, load
-from qkv.runtime.choice import choose, generates
-from qkv.runtime.machine import Machine
+from qkv.loading import load
+from qkv.runtime.choice import generates
 
 SHORTEST = 512
 
@@ -28,6 +27,7 @@ def context(
     times: int = 3,
     extend: Sequence[str] = (),
     factor: float = 2.0,
+    search: int = 0,
     threads: int | None = None,
     told: Callable[[str], None] = lambda what: None,
 ) -> Context:
@@ -38,10 +38,11 @@ def context(
     `texts` stretches of it, before which up to `length` tokens (None: the advertised context) are read.
     Of each length and depth `times` pass keys are asked for. `extend` names methods (see `EXTENSIONS`,
     or "all") that are compared, without training, on a text of `factor` times the advertised context.
-    `told` hears what is measured next.
+    LongRoPE's divisors are the best of `search` lists on as much of the text that follows; with 0 others
+    stand in for them, and are named so. `told` hears what is measured next.
 
-    Raises a QkvError for a source that cannot be loaded, UnsupportedError for one that writes no text or
-    has no tokenizer, RequestError for a text that is too short.
+    Raises a QkvError for a source that cannot be loaded, UnsupportedError for one that writes no text, has
+    no tokenizer or cannot be extended, RequestError for a text that is too short.
     """
     loaded = load(source, threads=threads)
     if not generates(loaded.spec) or loaded.spec.encoder is not None or loaded.tokenizer is None:
@@ -52,13 +53,13 @@ def context(
         raise RequestError(
             f"length is {most:,} and this model is made for {advertised:,}: extend reads further."
         )
+    methods = Methods(chosen(extend), Stretch(factor, advertised, round(factor * advertised)), search)
+    methods.check(loaded.spec)
     told("reading the text")
-    tokens = loaded.tokenizer.encode(long_text(text))
-    kinds = list(EXTENSIONS) if "all" in extend else list(dict.fromkeys(extend))
-    longest = round(factor * advertised) if kinds else most
-    if len(tokens) < max(most, longest):
+    tokens, needed = loaded.tokenizer.encode(long_text(text)), max(most, methods.needed)
+    if len(tokens) < needed:
         raise RequestError(
-            f"The text has {len(tokens):,} tokens and {max(most, longest):,} are needed: "
+            f"The text has {len(tokens):,} tokens and {needed:,} are needed: "
             "give a longer one with text, or a shorter length."
         )
     reader = Reader(machine_of(loaded))
@@ -70,36 +71,9 @@ def context(
         tuple(by_context(reader, tokens, lengths, texts, told)),
         tuple(retrieval(reader, loaded.tokenizer, tokens, lengths, DEPTHS, times, told)),
         tuple(copying(reader, loaded.vocab, [n for n in _doubling(most - 256) if n], 128, told)),
-        tuple(_extensions(loaded, kinds, factor, tokens[:longest], told)),
+        tuple(methods.compare(loaded, tokens, told)),
         "the manual that comes with Python" if text is None else text.name,
     )
-
-
-def _extensions(
-    loaded: Loaded, kinds: Sequence[str], factor: float, tokens: list[int], told: Callable[[str], None]
-) -> list[Extended]:
-    """Each method on one long text, and the model as it is."""
-    found = []
-    for kind in ["none", *kinds] if kinds else []:
-        model, original = loaded.spec, loaded.context or SHORTEST
-        if kind != "none":
-            model = extended(model, kind, factor, original, len(tokens))
-        description = replace(loaded.description, model=model)
-        files = replace(loaded.files, description=description)
-        choice = choose(None, model)
-        reader = Reader(machine_of(Loaded(files, choice, loaded.dtype, threads=loaded.threads)))
-        told(f"a text of {len(tokens):,} tokens, {kind}")
-        buckets = by_position(reader, tokens)
-        found.append(Extended(kind, factor, tuple(buckets)))
-    return found
-
-
-def machine_of(loaded: Loaded) -> Machine:
-    if loaded.choice.runtime != "torch":
-        return loaded.machine
-    module = import_module("qkv.runtime.torch_machine")
-    machine: Machine = module.TorchMachine(loaded.model)
-    return machine
 
 
 def long_text(path: Path | None) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.loading import Loaded
 from qkv.runtime import Rows
+from qkv.runtime.choice import choose
 from qkv.runtime.machine import Machine
+from qkv.spec import Model
 
 PIECE = 512
 SEQUENCE = 0
@@ -64,3 +68,18 @@ def _log_sum(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     top = wide.max(-1)
     found: NDArray[np.float64] = top + np.log(np.exp(wide - top[:, None]).sum(-1))
     return found
+
+
+def machine_of(loaded: Loaded) -> Machine:
+    """What runs a loaded model: its runtime's own machine, or torch's."""
+    if loaded.choice.runtime != "torch":
+        return loaded.machine
+    module = import_module("qkv.runtime.torch_machine")
+    machine: Machine = module.TorchMachine(loaded.model)
+    return machine
+
+
+def reader_of(loaded: Loaded, model: Model) -> Reader:
+    """Reads with a loaded model's weights, described in another way."""
+    files = replace(loaded.files, description=replace(loaded.description, model=model))
+    return Reader(machine_of(Loaded(files, choose(None, model), loaded.dtype, threads=loaded.threads)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from qkv.context.order import TUNED, UNTUNED, pairs, verdict
+from qkv.context.search import Searched
 from qkv.context.tasks import SPAN, Bucket, Copied, Found, Given
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -17,17 +19,27 @@ COPIED = 0.5  # of the first time's loss
 
 @dataclass(frozen=True)
 class Extended:
-    """A method, and the loss by position of texts `length` long with it."""
+    """A method, in words what it did, and the loss with it by position of one text.
+
+    `later` are mean losses of the stretches past the original length. What `stands_in` is not what the
+    method's paper does; `searched` is how LongRoPE's divisors were found.
+    """
 
     kind: str
     factor: float
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[Bucket, ...] = ()
+    later: tuple[float, ...] = ()
+    words: str = ""
+    stands_in: bool = False
+    searched: Searched | None = None
 
-    def beyond(self, original: int) -> float:
+    def measured(self, buckets: Sequence[Bucket], later: Sequence[float]) -> Extended:
+        return replace(self, buckets=tuple(buckets), later=tuple(later))
+
+    @property
+    def beyond(self) -> float:
         """The mean loss past the original length."""
-        later = [b for b in self.buckets if b.start >= original]
-        total = sum(b.end - b.start for b in later)
-        return sum(b.loss * (b.end - b.start) for b in later) / max(1, total)
+        return fmean(self.later)
 
 
 @dataclass(frozen=True)
@@ -92,8 +104,13 @@ class Context:
 
     def order(self) -> list[tuple[str, float]]:
         """The extensions, and none, by their loss past the advertised length: the best first."""
-        found = [(one.kind, one.beyond(self.advertised)) for one in self.extensions]
+        found = [(one.kind, one.beyond) for one in self.extensions]
         return sorted(found, key=lambda each: each[1])
+
+    @property
+    def ranked(self) -> dict[str, tuple[float, ...]]:
+        """The losses of what can be set beside the papers: of all methods but stand-ins."""
+        return {one.kind: one.later for one in self.extensions if not one.stands_in}
 
     def data(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
@@ -104,6 +121,8 @@ class Context:
             "by_retrieval": self.by_retrieval,
             "by_copying": self.by_copying,
             "order": [{"kind": kind, "loss": loss} for kind, loss in self.order()],
+            "papers": {"untuned": UNTUNED.ranks, "tuned": TUNED.ranks},
+            "pairs": [pair.data() for pair in pairs(self.ranked)],
         }
 
     def __str__(self) -> str:
@@ -117,33 +136,36 @@ def lines(found: Context) -> Iterator[str]:
     yield f"  by copying: {found.by_copying:,}"
     yield ""
     yield f"Loss of the same {SPAN} tokens, with so many read:"
-    yield f"{'tokens':>10}{'nats':>8}   gain"
+    yield f"{'tokens':>9}{'nats':>8}   gain"
     for one in found.given:
-        yield f"{one.context:>10,}{one.loss:>8.3f}{one.gain:>8.3f} +- {one.error:.3f}"
+        yield f"{one.context:>9,}{one.loss:>8.3f}{one.gain:>8.3f} +- {one.error:.3f}"
     yield ""
     yield "Pass keys that came back, by length and depth of the text:"
-    yield f"{'tokens':>10}" + "".join(f"{depth:>7.0%}" for depth in DEPTHS) + f"{'all':>8}"
+    yield f"{'tokens':>9}" + "".join(f"{depth:>6.0%}" for depth in DEPTHS) + f"{'all':>6}"
     for length, share in found.shares.items():
         row = {f.depth: f"{f.right}/{f.asked}" for f in found.found if f.length == length}
-        yield f"{length:>10,}" + "".join(f"{row.get(depth, ''):>7}" for depth in DEPTHS) + f"{share:>8.0%}"
+        yield f"{length:>9,}" + "".join(f"{row.get(depth, ''):>6}" for depth in DEPTHS) + f"{share:>6.0%}"
     yield ""
     yield "Copying tokens that stood so many tokens before:"
     for copied in found.copied:
-        yield f"{copied.distance:>10,}  {copied.again:.3f} nats, the first time {copied.first:.3f}"
+        yield f"{copied.distance:>9,}  {copied.again:.3f} nats, the first time {copied.first:.3f}"
     if found.extensions:
         yield ""
-        yield from _extended(found)
+        yield from extended_lines(found)
 
 
-def _extended(found: Context) -> Iterator[str]:
-    longest = found.extensions[0].buckets[-1].end
+def extended_lines(found: Context) -> Iterator[str]:
+    """The extensions in their order, and that order beside the papers'."""
+    longest = found.extensions[0].buckets[-1].end + 1
     factor = found.extensions[0].factor
-    yield f"Without training, slowed by {factor:g}, a text of {longest:,} tokens past {found.advertised:,}:"
-    for kind, loss in found.order():
-        yield f"{kind:>10}  {loss:.3f} nats"
-    yield (
-        "The papers have, without training, NTK and YaRN before linear interpolation, and none last "
-        "(bloc97 2023; Peng et al. 2023, table 1 after tuning); here: "
-        + ", ".join(kind for kind, _ in found.order())
-        + "."
-    )
+    yield f"Without training, slowed {factor:g} times: loss past {found.advertised:,} of {longest:,} tokens:"
+    for one in sorted(found.extensions, key=lambda each: each.beyond):
+        yield f"{one.kind:>10}  {one.beyond:.3f} nats  {one.words}"
+    yield ""
+    yield from verdict(found.ranked)
+    for one in found.extensions:
+        if one.stands_in:
+            yield (
+                f"{one.kind} is a stand-in here and not set beside the papers: with --search its "
+                "divisors are looked for on the text."
+            )

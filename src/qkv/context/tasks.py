@@ -78,9 +78,9 @@ def by_context(
     ]
 
 
-def by_position(reader: Reader, text: Sequence[int]) -> list[Bucket]:
-    """Loss by position of one text, in buckets that double."""
-    losses, start, buckets = reader.losses(text), 0, list[Bucket]()
+def by_position(losses: np.ndarray) -> list[Bucket]:
+    """Losses of one text, (tokens - 1,), in buckets that double."""
+    start, buckets = 0, list[Bucket]()
     while start < len(losses):
         end = min(len(losses), max(64, 2 * start))
         buckets.append(Bucket(start, end, float(losses[start:end].mean())))

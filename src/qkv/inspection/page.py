@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from html import escape
 
 from qkv.inspection.comparison import Comparison
@@ -40,6 +41,8 @@ figure svg{display:block;max-width:100%}figcaption{font-size:.86rem;color:var(--
 .figure span:first-child{width:100%;font-size:.92rem;color:var(--soft)}
 @media (min-width:900px){.figure{display:grid;grid-template-columns:1.2fr 1fr 1fr 4em;max-width:860px}
 .figure span+span{text-align:right}}
+.listing{font:min(.86rem,3vw)/1.5 ui-monospace,monospace}
+.listing div{white-space:pre-wrap;overflow-wrap:anywhere;min-height:1.5em;padding-left:4ch;text-indent:-4ch}
 """
 
 
@@ -66,6 +69,11 @@ def document(title: str, body: str) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>{body}</main></body></html>"
     )
+
+
+def listing(lines: Iterable[str]) -> str:
+    """Lines of a terminal, their columns kept; up to 48 signs fit a phone, and longer lines wrap."""
+    return f'<div class="listing">{"".join(f"<div>{escape(line)}</div>" for line in lines)}</div>'
 
 
 def _capital(line: str) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from qkv.charts import Axis, Panel, Series, curves, picture
 from qkv.inspection.page import document
+from qkv.inspection.words import share_words
 from qkv.planning.cache import layers
-from qkv.planning.plan import parts_at
-from qkv.planning.result import Plan, lines
+from qkv.planning.plan import costs, parts_at
+from qkv.planning.profile import Profile
+from qkv.planning.result import Plan, crossover, fit, lines, speed
 from qkv.planning.sizes import Part, shown
-from qkv.planning.timing import Costs, attention_flops
+from qkv.planning.timing import attention_flops
 
 GB = 1e9
 POINTS = 24  # of a curve
@@ -20,40 +22,47 @@ POINTS = 24  # of a curve
 def page(found: Plan) -> str:
     """A whole HTML document that needs nothing but itself."""
     title = f"{found.source.name}: what it takes"
-    text = list(lines(found))
-    head = "".join(f"<p>{escape(line)}</p>" for line in text[:2])
-    rest = "".join(_said(line) for line in text[text.index("", 3) :] if line)
+    head = "".join(f"<p>{escape(line)}</p>" for line in list(lines(found))[:2])
+    sections = [
+        ("Memory", _bars(found.parts, found.range)),
+        ("What fits", _said(fit(found))),
+        ("How fast", _said(speed(found))),
+        ("Attention and feed-forward", _said(crossover(found))),
+        ("Training, AdamW in mixed precision", _bars(found.training) if found.training else ""),
+        ("Notes", _said(found.notes)),
+    ]
+    shown_sections = "".join(f"<section><h2>{name}</h2>{body}</section>" for name, body in sections if body)
     charts = "".join(f'<div class="diagram">{picture(panel)}</div>' for panel in _panels(found))
-    body = (
-        f"<h1>{escape(title)}</h1>{head}"
-        f'<div class="columns"><div><section><h2>Memory</h2>{_bars(found)}</section>'
-        f"<section>{rest}</section></div><div>{charts}</div></div>"
-    )
-    return document(title, body)
+    columns = f'<div class="columns"><div>{shown_sections}</div><div>{charts}</div></div>'
+    return document(title, f"<h1>{escape(title)}</h1>{head}{columns}")
 
 
-def _said(line: str) -> str:
-    """A line, and below it in small what it was computed from."""
-    first, *below = (escape(part.strip()) for part in line.split("\n"))
-    return f"<p>{first}</p>" + "".join(f'<p class="soft">{part}</p>' for part in below)
+def _said(lines: Iterable[str]) -> str:
+    """Each line a paragraph, and below it in small what it was computed from."""
+    found = []
+    for line in lines:
+        # a number stays with its unit
+        first, *below = (escape(part.strip().replace(" %", "\u00a0%")) for part in line.split("\n"))
+        found.append(f"<p>{first}</p>" + "".join(f'<p class="soft">{part}</p>' for part in below))
+    return "".join(found)
 
 
-def _bars(found: Plan) -> str:
-    rows = [_bar(part, found.bytes) for part in found.parts]
-    least, most = found.range
-    rows.append(
-        f'<div class="part"><span><b>in all</b></span><span>{shown(found.bytes)}</span><span></span></div>'
-        f'<p class="soft">between {shown(least)} and {shown(most)}</p>'
-    )
-    return "".join(rows)
+def _bars(parts: Sequence[Part], ends: tuple[int, int] | None = None) -> str:
+    total = sum(part.bytes for part in parts)
+    whole = f"<span><b>in all</b></span><span>{shown(total)}</span><span></span>"
+    between = f'<p class="soft">between {shown(ends[0])} and {shown(ends[1])}</p>' if ends else ""
+    each = "".join(_bar(part, total) for part in parts)
+    return f'{each}<div class="part">{whole}</div>{between}'
 
 
 def _bar(part: Part, total: int) -> str:
     share = part.bytes / max(1, total)
+    off = f" (to {part.band:.0%})" if part.band else ""
+    bar = f'<div class="bar" style="width:{100 * share:.2f}%"></div>' if part.bytes else ""
     return (
         f'<div class="part"><span>{escape(part.name)}</span><span>{shown(part.bytes)}</span>'
-        f'<span>{share:.0%}</span><div class="bar" style="width:{100 * share:.2f}%"></div></div>'
-        f'<p class="soft">{escape(part.formula)}</p>'
+        f"<span>{share_words(share)}</span>{bar}</div>"
+        f'<p class="soft">{escape(part.formula + off)}</p>'
     )
 
 
@@ -69,15 +78,13 @@ def _panels(found: Plan) -> list[Panel]:
         _memory(found, "Memory over sequences", many, lambda n: parts_at(found, concurrency=n), "sequences"),
     ]
     if found.profile is not None:
-        cost = Costs(found.source.model, found.how, found.profile, asked.devices)
-        kept = layers(found.source.model, asked.kv, asked.source, asked.devices)
-        speed = [n / cost.decode(kept, asked.context, n).seconds for n in many]
+        rate = rates(found, found.profile, many)
         panels.append(
             curves(
                 f"Tokens a second, {asked.context:,} of context",
                 [
-                    Series("all sequences", many, [speed]),
-                    Series("each", many, [[s / n for s, n in zip(speed, many, strict=True)]]),
+                    Series("all sequences", many, [rate]),
+                    Series("each", many, [[s / n for s, n in zip(rate, many, strict=True)]]),
                 ],
                 Axis("sequences", log=True),
                 Axis("tokens a second", log=True),
@@ -85,6 +92,14 @@ def _panels(found: Plan) -> list[Panel]:
         )
     cross = found.crossover.scores or 0
     return [*panels, _operations(found, _spread(16, max(longest, 2 * cross)))]
+
+
+def rates(found: Plan, at: Profile, many: Sequence[int]) -> list[float]:
+    """Tokens a second in all, with so many sequences of the plan's context."""
+    asked = found.asked
+    cost = costs(found.source, found.how, at, asked.devices)
+    kept = layers(found.source.model, asked.kv, asked.source, asked.devices)
+    return [n / cost.decode(kept, asked.context, n).seconds for n in many]
 
 
 def _memory(

@@ -71,7 +71,7 @@ def plan(
     model, layers = found.model, cache.layers(found.model, kv, reads, tensor_parallel)
     prefill = decode = None
     if at is not None:
-        cost = timing.Costs(model, how, at, tensor_parallel, _packing(kept, how))
+        cost = costs(kept, how, at, tensor_parallel)
         prefill, decode = cost.prefill(length), cost.decode(layers, length, concurrency)
     return Plan(
         kept,
@@ -116,9 +116,11 @@ def parts_at(found: Plan, **other: int) -> tuple[Part, ...]:
     return parts(found.source, found.how, asked, found.device)
 
 
-def _packing(source: Source, how: Stored) -> float:
-    """How much larger the file's weights are than if all had the format that most have."""
-    return 1.0 if source.sizes is None else sum(source.sizes.values()) / weights(source.model, how).bytes
+def costs(source: Source, how: Stored, at: Profile, devices: int = 1) -> timing.Costs:
+    """A source's times on a machine, by what its file holds rather than by the format that most of it has."""
+    whole = weights(source.model, how).bytes
+    packing = 1.0 if source.sizes is None else sum(source.sizes.values()) / whole
+    return timing.Costs(source.model, how, at, devices, packing)
 
 
 def _over(source: Source, how: Stored, asked: Asked, device: str | None, **other: int) -> int:

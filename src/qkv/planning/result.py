@@ -115,10 +115,8 @@ def lines(found: Plan) -> Iterator[str]:
         yield row(part)
     least, most = found.range
     yield f"{'in all':<{LABEL}}{shown(found.bytes):>12}  between {shown(least)} and {shown(most)}"
-    yield ""
-    yield from _fit(found)
-    yield from _speed(found)
-    yield from _crossover(found)
+    for said in (fit, speed, crossover):
+        yield from _apart(said(found))
     if found.training:
         yield ""
         yield "Training, AdamW in mixed precision:"
@@ -130,12 +128,19 @@ def lines(found: Plan) -> Iterator[str]:
         yield from found.notes
 
 
+def _apart(said: Iterator[str]) -> Iterator[str]:
+    """Lines with an empty one before them, where there are any."""
+    found = list(said)
+    yield from ["", *found] if found else []
+
+
 def row(part: Part) -> str:
     off = f" (to {part.band:.0%})" if part.band else ""
     return f"{part.name:<{LABEL}}{shown(part.bytes):>12}  {part.formula}{off}"
 
 
-def _fit(found: Plan) -> Iterator[str]:
+def fit(found: Plan) -> Iterator[str]:
+    """Whether it fits, and the most that would; nothing where the memory is not known."""
     asked = found.asked
     if asked.memory is None:
         return
@@ -149,11 +154,11 @@ def _fit(found: Plan) -> Iterator[str]:
     yield f"Sequences of {asked.context:,} tokens that fit: {sequences:,}{more}."
 
 
-def _speed(found: Plan) -> Iterator[str]:
+def speed(found: Plan) -> Iterator[str]:
+    """How long steps take, with what that was computed from; or how to find out."""
     if found.profile is None or found.prefill is None or found.decode is None:
         yield "No times: measure this machine once (qkv plan --measure), or name a --device."
         return
-    yield ""
     yield f"On {found.profile.name} ({found.profile.said_by}):"
     yield _timed(f"reading {found.asked.context:,} tokens", found.prefill)
     yield _timed("each further token", found.decode)
@@ -172,11 +177,11 @@ def _seconds(value: float) -> str:
     return f"{value:,.2f} s" if value >= 1 else f"{1e3 * value:,.2f} ms"
 
 
-def _crossover(found: Plan) -> Iterator[str]:
+def crossover(found: Plan) -> Iterator[str]:
+    """From which length on attention costs more than the feed-forward."""
     scores, attention = found.crossover.scores, found.crossover.attention
     if scores is None and attention is None:
         return
-    yield ""
     yield (
         f"Attention costs more operations than the feed-forward from {_at(attention)} on, "
         f"scores and mixtures alone from {_at(scores)}."
