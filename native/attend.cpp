@@ -97,16 +97,22 @@ void Attend::pack(Step& step, const Place& at, int pair, Queries& q) const {
   step.kernels.pack(step.cache.shape(a_.slot), q, pair, query, key_dim, a_.scale);
 }
 
-void Attend::split(Step& step, const Place& at, const Queries& q, Partial out) const {
+void Attend::find(const Step& step, const Place& at, Block* blocks) const {
   const i32* table = step.tables[step.cache.slot(a_.slot).group].of(at.tile->sequence);
   const int from = at.far() ? 0 : at.tile->from, to = at.far() ? a_.first : at.tile->to;
-  Block blocks[SPLIT_BLOCKS];
   for (int b = 0; b < SPLIT_BLOCKS; b++) {
     const int start = at.start() + b * BLOCK_TOKENS;
     if (start < to && start + BLOCK_TOKENS > from)
       blocks[b] = step.cache.block(a_.slot, table[start / BLOCK_TOKENS], at.kv_head);
   }
-  step.kernels.attend(step.cache.shape(a_.slot), q, blocks, at.start(), out);
+}
+
+void Attend::split(Step& step, const Place& at, const Queries& q, Partial out) const {
+  Block blocks[SPLIT_BLOCKS], next[SPLIT_BLOCKS];
+  find(step, at, blocks);
+  const bool more = at.part + 1 < at.tile->parts();
+  if (more) find(step, {at.tile, at.kv_head, at.part + 1}, next);
+  step.kernels.attend(step.cache.shape(a_.slot), q, blocks, more ? next : nullptr, at.start(), out);
 }
 
 void Attend::merge(const Step& step, const Tile& tile, Partial so_far, Partial later) const {

@@ -54,6 +54,7 @@ class Attend final : public Phase {
   void seen(const Step&, int row, int& from, int& to) const;
   void load(Step&, const Place&, Scratch&) const;
   void pack(Step&, const Place&, int pair, Queries&) const;
+  void find(const Step&, const Place&, Block* blocks) const;
   void split(Step&, const Place&, const Queries&, Partial) const;
   void merge(const Step&, const Tile&, Partial so_far, Partial later) const;
   Place place(int number) const;

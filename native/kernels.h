@@ -121,8 +121,8 @@ struct Kernels {
 
   void (*keep)(const BlockShape&, const float* key, int key_dim, const float* value, int value_dim, Block block, int place);
   void (*pack)(const BlockShape&, Queries&, int place, const float* query, int key_dim, float scale);
-  // blocks[0] holds token `first`; those without keys are seen by no query
-  void (*attend)(const BlockShape&, const Queries&, const Block* blocks, int first, Partial);
+  // blocks[0] holds token `first`; those without keys are seen by no query; `next`: those that are read next, or null
+  void (*attend)(const BlockShape&, const Queries&, const Block* blocks, const Block* next, int first, Partial);
   // later is taken into so far, both of one query
   void (*merge)(float& top, float& total, float* mixed, float later_top, float later_total, const float* later, int n);
   Summary (*summary)(const float* x, int n);

@@ -12,15 +12,30 @@ namespace qkv::QKV_ISA {
 
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
+// What is read next, half a split from here, comes from memory while this half is computed: values during the
+// scores, the next split's keys during the mixing. Line for line: a burst of them would hold up what is read now.
+class Ahead {
+ public:
+  explicit Ahead(const u8* at) : at_(at) {}
+  void fetch(int bytes) {  // as many as were read
+    for (int i = 0; at_ != nullptr && i < bytes; i += 64) prefetch_later(at_ + i);
+    at_ += at_ != nullptr ? bytes : 0;
+  }
+
+ private:
+  const u8* at_;  // null: nothing
+};
+
 struct HeldF32 {
   static constexpr int unit = 1;  // dimensions of a key that stand together
   template <int R>
-  static void scores(const BlockShape& shape, const Queries& q, const u8* block, F* out) {
+  static void scores(const BlockShape& shape, const Queries& q, const u8* block, Ahead ahead, F* out) {
     F even[R], odd[R];
     for (int r = 0; r < R; r++) even[r] = odd[r] = set(0.0f);
     const float* key = reinterpret_cast<const float*>(block);
     const float* x = reinterpret_cast<const float*>(q.packed);
     for (int d = 0; d < shape.key_dim; d += 2, key += 2 * LANES, x += 2 * R) {
+      ahead.fetch(2 * LANES * sizeof(float));
       const F a = load(key), b = load(key + LANES);
       for (int r = 0; r < R; r++) even[r] = fma(a, set(x[r]), even[r]), odd[r] = fma(b, set(x[R + r]), odd[r]);
     }
@@ -29,52 +44,59 @@ struct HeldF32 {
   using Weight = float;
   static void weigh(float* to, F p, const BlockShape&, const u8*) { store(to, p); }
   template <int R, int N>
-  static void mix(const BlockShape& shape, const u8* block, const float* weights, int column, F (&mixed)[R][N]) {
+  static void mix(const BlockShape& shape, const u8* block, Ahead ahead, const float* weights, int column, F (&mixed)[R][N]) {
     const float* value = reinterpret_cast<const float*>(block) + column;
-    for (int t = 0; t < BLOCK_TOKENS; t++, value += shape.value_dim)
+    for (int t = 0; t < BLOCK_TOKENS; t++, value += shape.value_dim) {
+      ahead.fetch(N * LANES * sizeof(float));
       for (int n = 0; n < N; n++) {
         const F v = load(value + n * LANES);
         for (int r = 0; r < R; r++) mixed[r][n] = fma(v, set(weights[r * SPLIT + t]), mixed[r][n]);
       }
+    }
   }
 };
 
 struct HeldBf16 {
   static constexpr int unit = 2;
   template <int R>
-  static void scores(const BlockShape& shape, const Queries& q, const u8* block, F* out) {
+  static void scores(const BlockShape& shape, const Queries& q, const u8* block, Ahead ahead, F* out) {
     F even[R], odd[R];
     for (int r = 0; r < R; r++) even[r] = odd[r] = set(0.0f);
     const u16* key = reinterpret_cast<const u16*>(block);
     const u8* x = q.packed;
-    for (int d = 0; d < shape.key_dim; d += 4, key += 4 * LANES, x += 8 * R)
+    for (int d = 0; d < shape.key_dim; d += 4, key += 4 * LANES, x += 8 * R) {
+      ahead.fetch(4 * LANES * sizeof(u16));
       for (int r = 0; r < R; r++) {
         even[r] = dot2(even[r], key, word_at(x + 4 * r));
         odd[r] = dot2(odd[r], key + 2 * LANES, word_at(x + 4 * R + 4 * r));
       }
+    }
     for (int r = 0; r < R; r++) out[r] = add(even[r], odd[r]);
   }
   using Weight = u16;
   static void weigh(u16* to, F p, const BlockShape&, const u8*) { store_bf16(to, p); }
   template <int R, int N>
-  static void mix(const BlockShape& shape, const u8* block, const u16* weights, int column, F (&mixed)[R][N]) {
+  static void mix(const BlockShape& shape, const u8* block, Ahead ahead, const u16* weights, int column, F (&mixed)[R][N]) {
     const u16* value = reinterpret_cast<const u16*>(block) + 2 * column;
-    for (int t = 0; t < BLOCK_TOKENS; t += 2, value += 2 * shape.value_dim)
+    for (int t = 0; t < BLOCK_TOKENS; t += 2, value += 2 * shape.value_dim) {
+      ahead.fetch(2 * N * LANES * sizeof(u16));
       for (int r = 0; r < R; r++) {
         const i32 pair = word_at(weights + r * SPLIT + t);
         for (int n = 0; n < N; n++) mixed[r][n] = dot2(mixed[r][n], value + n * 2 * LANES, pair);
       }
+    }
   }
 };
 
 struct HeldI8 {
   static constexpr int unit = 4;
   template <int R>
-  static void scores(const BlockShape& shape, const Queries& q, const u8* block, F* out) {
+  static void scores(const BlockShape& shape, const Queries& q, const u8* block, Ahead ahead, F* out) {
     I products[R];
     for (int r = 0; r < R; r++) products[r] = set(SIGNED_CODES ? 0 : -128 * q.sum[r]);
     const u8* x = q.packed;
     for (int d = 0; d < shape.key_dim; d += 4, block += 64, x += 4 * R) {
+      ahead.fetch(64);
       const B key = load_bytes(block);
       for (int r = 0; r < R; r++) products[r] = dot4<8>(products[r], key, word_at(x + 4 * r));
     }
@@ -88,13 +110,15 @@ struct HeldI8 {
     store(to, where_positive(p, mul(p, load(reinterpret_cast<const float*>(scales))), p));
   }
   template <int R, int N>
-  static void mix(const BlockShape& shape, const u8* block, const float* weights, int column, F (&mixed)[R][N]) {
+  static void mix(const BlockShape& shape, const u8* block, Ahead ahead, const float* weights, int column, F (&mixed)[R][N]) {
     const i8* value = reinterpret_cast<const i8*>(block) + column;
-    for (int t = 0; t < BLOCK_TOKENS; t++, value += shape.value_dim)
+    for (int t = 0; t < BLOCK_TOKENS; t++, value += shape.value_dim) {
+      ahead.fetch(N * LANES);
       for (int n = 0; n < N; n++) {
         const F v = bytes(value + n * LANES);
         for (int r = 0; r < R; r++) mixed[r][n] = fma(v, set(weights[r * SPLIT + t]), mixed[r][n]);
       }
+    }
   }
 };
 
@@ -111,14 +135,14 @@ inline F adjusted(const Queries& q, int r, F score, int first) {
 }
 
 template <class Held, int R>
-void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks, int first, Partial out) {
+void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks, const Block* next, int first, Partial out) {
   using Weight = typename Held::Weight;
   alignas(64) float scores[R * SPLIT];
   alignas(64) Weight weights[R * SPLIT];
   for (int b = 0; b < SPLIT_BLOCKS; b++) {
     if (blocks[b].key == nullptr) continue;
     F found[R];
-    Held::template scores<R>(shape, q, blocks[b].key, found);
+    Held::template scores<R>(shape, q, blocks[b].key, Ahead(blocks[b].value), found);
     for (int r = 0; r < R; r++)
       store(scores + r * SPLIT + b * LANES, adjusted(q, r, found[r], first + b * LANES));
   }
@@ -151,7 +175,10 @@ void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks,
     for (int r = 0; r < R; r++)
       for (int n = 0; n < N; n++) mixed[r][n] = set(0.0f);
     for (int b = 0; b < SPLIT_BLOCKS; b++)
-      if (blocks[b].key != nullptr) Held::template mix<R, N>(shape, blocks[b].value, weights + b * LANES, column, mixed);
+      if (blocks[b].key != nullptr) {
+        const Ahead ahead(column == 0 && next != nullptr ? next[b].key : nullptr);
+        Held::template mix<R, N>(shape, blocks[b].value, ahead, weights + b * LANES, column, mixed);
+      }
     for (int r = 0; r < R; r++)
       for (int n = 0; n < N; n++) store(out.mixed + r * shape.value_dim + column + n * LANES, mixed[r][n]);
     column += N * LANES;
@@ -161,18 +188,18 @@ void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks,
 }
 
 template <class Held, int MOST>
-void attend_held(const BlockShape& shape, const Queries& q, const Block* blocks, int first, Partial out) {
+void attend_held(const BlockShape& shape, const Queries& q, const Block* blocks, const Block* next, int first, Partial out) {
   if constexpr (MOST > 1) {
-    if (q.count < MOST) return attend_held<Held, MOST - 1>(shape, q, blocks, first, out);
+    if (q.count < MOST) return attend_held<Held, MOST - 1>(shape, q, blocks, next, first, out);
   }
-  attend_tile<Held, MOST>(shape, q, blocks, first, out);
+  attend_tile<Held, MOST>(shape, q, blocks, next, first, out);
 }
 
-inline void attend(const BlockShape& shape, const Queries& q, const Block* blocks, int first, Partial out) {
+inline void attend(const BlockShape& shape, const Queries& q, const Block* blocks, const Block* next, int first, Partial out) {
   switch (shape.kept) {
-    case Kept::F32: return attend_held<HeldF32, QUERY_TILE>(shape, q, blocks, first, out);
-    case Kept::BF16: return attend_held<HeldBf16, QUERY_TILE>(shape, q, blocks, first, out);
-    case Kept::I8: return attend_held<HeldI8, QUERY_TILE>(shape, q, blocks, first, out);
+    case Kept::F32: return attend_held<HeldF32, QUERY_TILE>(shape, q, blocks, next, first, out);
+    case Kept::BF16: return attend_held<HeldBf16, QUERY_TILE>(shape, q, blocks, next, first, out);
+    case Kept::I8: return attend_held<HeldI8, QUERY_TILE>(shape, q, blocks, next, first, out);
   }
 }
 

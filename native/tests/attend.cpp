@@ -158,7 +158,8 @@ void attend_all(const Kernels& kernels, Record& record, const Scene& s, const st
       if (!any) blocks[b] = {};
     }
     Answer answer(count, value_dim);
-    kernels.attend(s.shape, *s.q, blocks.data(), split * SPLIT, answer.partial());
+    const Block* next = split + 1 < splits ? s.places.data() + (split + 1) * SPLIT_BLOCKS : nullptr;
+    kernels.attend(s.shape, *s.q, blocks.data(), next, split * SPLIT, answer.partial());
     compare(record, s, answer, split * SPLIT, (split + 1) * SPLIT);
     for (int i = 0; i < count; i++)
       kernels.merge(merged.top[i], merged.total[i], merged.mixed.data() + i * value_dim, answer.top[i], answer.total[i],
@@ -189,7 +190,7 @@ void ask_with(const Kernels& kernels, Scene& s, int token, const std::vector<flo
               const std::vector<float>& query, Answer& answer) {
   kernels.keep(s.shape, key.data(), s.key_dim, value.data(), s.value_dim, whole(s.shape, s.blocks[token / 16]), token % 16);
   kernels.pack(s.shape, *s.q, 0, query.data(), s.key_dim, 0.3f);
-  kernels.attend(s.shape, *s.q, s.places.data(), 0, answer.partial());
+  kernels.attend(s.shape, *s.q, s.places.data(), nullptr, 0, answer.partial());
 }
 
 // One of key, value and query is no number: neither is what comes out, where it is seen. `alone`: nothing

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import count, takewhile
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,10 @@ class Folder:
 
     def seeds(self, claim: str, size: Size) -> tuple[Result, ...]:
         """Those of the seeds 0, 1, ... up to the first that is missing."""
-        return tuple(takewhile(bool, (self.kept(claim, seed, size) for seed in count())))  # type: ignore[arg-type]
+        found: list[Result] = []
+        while (result := self.kept(claim, len(found), size)) is not None:
+            found.append(result)
+        return tuple(found)
 
     def keep(self, result: Result) -> None:
         """Whole or not at all. Raises SourceError where it cannot be written."""
