@@ -1,7 +1,7 @@
 """The peers' virtual environments, benchmarks/.envs/PEER: python -m benchmarks.environments [PEER ...]
 
 Each peer has its own, as they disagree about the versions of what they share. Built once; an environment
-whose list of packages has changed since is built anew.
+whose list of packages has changed since is built anew. Without a name, those of all engines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Environment:
         return "\n".join([*self.packages, *(f"{name}={value}" for name, value in self.variables.items())])
 
 
-ENVIRONMENTS = {
+# engines that generate, which `benchmarks.run` compares
+ENGINES = {
     # compiled for this machine's instruction set, with its own kernels: minutes
     "llama": Environment(
         ("--no-binary=llama-cpp-python", "llama-cpp-python==0.3.36", "numpy"),
@@ -40,6 +41,11 @@ ENVIRONMENTS = {
     "ctranslate2": Environment(("ctranslate2==4.8.5", "transformers==5.24.0", TORCH)),
     "transformers": Environment(("transformers==5.24.0", TORCH)),
 }
+# what explains, which `benchmarks.explain` compares
+EXPLAINERS = {
+    "transformer_lens": Environment(("transformer-lens==4.3.0", "transformers==5.24.0", TORCH)),
+}
+ENVIRONMENTS = ENGINES | EXPLAINERS
 
 
 def python(peer: str) -> Path:
@@ -72,7 +78,7 @@ def main(peers: list[str]) -> None:
     if unknown:
         sys.exit(f"{unknown[0]} is no peer ({', '.join(ENVIRONMENTS)}).")
     failed = []
-    for peer in peers or ENVIRONMENTS:
+    for peer in peers or ENGINES:
         if ready(peer):
             continue
         sys.stderr.write(f"Setting up {peer} (once) ...\n")

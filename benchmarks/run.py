@@ -48,7 +48,7 @@ def main(
     chosen = cases.quick(counts) if quick else cases.full(counts)
     chosen = cases.narrowed(chosen, only, rounds)
     commands = selected(workers.commands(extra), engines)
-    missing = [peer for peer in environments.ENVIRONMENTS if not environments.ready(peer)]
+    missing = [peer for peer in environments.ENGINES if not environments.ready(peer)]
     if missing:
         say(f"Not set up, and left out: {', '.join(missing)} (python -m benchmarks.environments)")
     WORK.mkdir(exist_ok=True)

@@ -28,7 +28,7 @@ class WorkerFailed(Exception):
 def commands(extras: Sequence[str] = ()) -> dict[str, list[str]]:
     """How to start each engine that is here: ours, the peers that are set up, and NAME=COMMAND of extras."""
     found = {OURS: [sys.executable, str(PEERS / "qkv_worker.py")]}
-    for peer in environments.ENVIRONMENTS:
+    for peer in environments.ENGINES:
         if environments.ready(peer):
             found[peer] = [str(environments.python(peer)), str(PEERS / f"{peer}_worker.py")]
     for extra in extras:

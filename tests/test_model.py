@@ -415,3 +415,16 @@ def test_what_came_from_no_folder_is_not_saved(smollm2: Model, tmp_path: Path) -
     with pytest.raises(UnsupportedError, match="Only models read from a Hugging Face folder"):
         smollm2.save(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tap_in_force_is_that_of_the_blocks_that_run(model: Model) -> None:
+    assert model.tapped is None
+    with model.tap(["final"]) as outer:
+        assert model.tapped is outer
+        with model.tap(["logits"]) as inner:
+            both = model.tapped
+            assert both is not None and both.wants("final") and both.wants("logits")
+            with torch.no_grad():
+                model.network(torch.tensor([[1, 2]]), tap=both)
+        assert len(outer) == len(inner) == 1 and model.tapped is outer
+    assert model.tapped is None

@@ -73,7 +73,7 @@ class Model:
         self.spec: Spec = loaded.spec
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.context = loaded.context
-        self._tap: Tap | None = None
+        self._tapped: Tap | None = None
 
     def __repr__(self) -> str:
         kind = self.loaded.dtype if self.runtime == "torch" else f"run by {self.runtime}"
@@ -83,6 +83,15 @@ class Model:
     def runtime(self) -> str:
         """What generates: "native", "torch" or "numpy". A tap or features make it torch for a while."""
         return self.loaded.choice.runtime
+
+    @property
+    def tapped(self) -> Tap | None:
+        """What reads and replaces values now: that of the `tap` blocks that run, the outermost asked first.
+
+        None outside of them. Calls and generating ask it of every value; what runs the `network` by
+        itself hands it over as `network(tokens, tap=...)`, or refuses while there is one.
+        """
+        return self._tapped
 
     @property
     def network(self) -> Transformer:
@@ -123,7 +132,7 @@ class Model:
         if layout is not None and not isinstance(layout, Layout):
             raise RequestError(f"layout must be a Layout or None, not of type {type(layout).__name__}.")
         features = _placed(features, self.device)
-        tap = NoTap() if self._tap is None else self._tap
+        tap = NoTap() if self.tapped is None else self.tapped
         return network(**given, features=features, layout=layout, tap=tap)
 
     def generate(
@@ -164,7 +173,7 @@ class Model:
         if not requests:
             raise RequestError("There is no prompt to continue.")
         found: dict[int, Completion] = {}
-        for number, _, completion in engine.stream(self.loaded, requests, lambda: self._tap):
+        for number, _, completion in engine.stream(self.loaded, requests, lambda: self.tapped):
             found[number] = completion
         n = requests[0].n
         if n == 1:
@@ -192,7 +201,7 @@ class Model:
             raise RequestError(ONE_ANSWER)
         options["n"] = 1
         request = self.request(prompt, features, **options)
-        return Stream(engine.stream(self.loaded, [request], lambda: self._tap, progress), request)
+        return Stream(engine.stream(self.loaded, [request], lambda: self.tapped, progress), request)
 
     def engine(self) -> Engine:
         """Serves many requests at once, of event loops and of threads: see `qkv.engine.Engine`.
@@ -202,7 +211,7 @@ class Model:
 
         The model may be used beside it as before.
         """
-        return engine.Engine(self.loaded, self.request, lambda: self._tap)
+        return engine.Engine(self.loaded, self.request, lambda: self.tapped)
 
     def request(
         self,
@@ -294,11 +303,12 @@ class Model:
         from qkv.nn import Taps, tap_names
 
         taps = Taps(names, tap_names(self.spec))
-        outer, self._tap = self._tap, taps if self._tap is None else _Nested(self._tap, taps)
+        outer = self._tapped
+        self._tapped = taps if outer is None else _Nested(outer, taps)
         try:
             yield taps
         finally:
-            self._tap = outer
+            self._tapped = outer
 
     def save(self, folder: str | Path) -> None:
         """Writes a folder in Hugging Face layout: weights, configuration and tokenizer, as they were read.

@@ -17,13 +17,16 @@ from qkv.errors import RequestError
 from qkv.explanation import (
     Blank,
     Difference,
+    LogProbability,
     Reading,
     ablate,
     attention_maps,
+    direct_effects,
     explain,
     occlusion,
     page,
     parts,
+    self_repair,
     spearman,
 )
 from qkv.model import Model
@@ -111,3 +114,24 @@ def test_the_command(tmp_path: Path) -> None:
     assert (tmp_path / "why.html").read_text().startswith("<!doctype html>")
     assert "Heads that matter:" in CliRunner().invoke(app, asked).output
     assert qkv.explain is explain
+
+
+def test_one_token_is_too_few_to_compare(model: Model) -> None:
+    found = explain(model, "a")
+    assert found.verdict.startswith("There are too few tokens")
+    data = json.loads(json.dumps(found.data(), allow_nan=False))
+    assert data["agrees"]["attention"] is None and len(data["effects"]["values"]) == 1
+    assert found.verdict in page(found)
+
+
+def test_heads_that_matter_say_what_goes_directly_and_what_is_made_up_for(model: Model) -> None:
+    found = explain(model, PROMPT, target="a", most=3)
+    reading = Reading(model, PROMPT)
+    metric = LogProbability(byte_tokenizer().encode("a")[0], len(found.tokens) - 1)
+    direct, repair = direct_effects(reading, metric), self_repair(reading, metric)
+    for head in found.best:
+        at = {"layer": head.layer, "head": head.head}
+        assert head.direct == pytest.approx(float(direct.at(**at).values), abs=1e-6)
+        assert head.repair == pytest.approx(float(repair.at(**at).values), abs=1e-6)
+        assert head.effect == pytest.approx(float(found.heads.at(**at).values))
+    assert max(abs(head.repair or 0) for head in found.best) > 1e-3

@@ -142,3 +142,19 @@ def test_scores_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RequestError, match="At least one random order"):
         insertion(one, METRIC, SCORES, Zero(), draws=0)
     assert torch.equal(one.sides[0].given, TOKENS)
+
+
+def test_tokens_of_one_side_can_be_ranked_alone() -> None:
+    """The source's: as it is, less with its two best replaced."""
+    from tests.explanation.cases import SOURCE, network
+
+    variant = "encoder-decoder-pre-norm"
+    scores, model = np.array([0.5, 2.0, -1.0, 1.0]), network(variant)
+    found = comprehensiveness(reading(variant), METRIC, scores, Blank(1), (0.5,), side=0)
+    changed = SOURCE.clone()
+    changed[0, [1, 3]] = 1
+    with torch.no_grad():
+        lost = asked(model(TOKENS, SOURCE)) - asked(model(TOKENS, changed))
+    assert float(found.at(ranking="given", fraction="0.5")) == pytest.approx(lost, abs=1e-5)
+    with pytest.raises(RequestError, match="a score for each of the 11 tokens"):
+        comprehensiveness(reading(variant), METRIC, scores, Blank(1), (0.5,))

@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from qkv.errors import RequestError
-from qkv.explanation import Difference, Logit, LogProbability, Loss, Probability, Reading
+from qkv.explanation import (
+    Difference,
+    Less,
+    Logit,
+    LogProbability,
+    Loss,
+    Probability,
+    Reading,
+    Similarity,
+)
 from tests.explanation.cases import TOKENS, network, reading
 
 LOGITS = torch.tensor([[[0.0, math.log(3.0), 0.0]]])  # probabilities 1/5, 3/5, 1/5
@@ -69,3 +78,17 @@ def test_a_metric_of_ones_own_is_any_call_with_a_name_and_places() -> None:
     assert float(Reading(network("grouped"), TOKENS).value(Entropy())) == pytest.approx(
         -float((shares * shares.log()).sum()), abs=1e-5
     )
+
+
+def test_likeness_is_the_cosine_of_two_vectors() -> None:
+    """Of (3, 4) with (1, 0) and with (0, 2): 3/5 and 4/5."""
+    vectors = torch.tensor([[[3.0, 4.0]], [[0.0, -2.0]]])
+    right, up = Similarity(torch.tensor([1.0, 0.0]), "right"), Similarity(torch.tensor([0.0, 2.0]), "up")
+    assert right(vectors).tolist() == pytest.approx([0.6, 0.0])
+    assert Less(right, up)(vectors).tolist() == pytest.approx([-0.2, 1.0])
+    assert (right.places, Less(right, up).places) == (None, None)
+    assert Less(right, up).name == "cosine with 'right' less cosine with 'up'"
+    with pytest.raises(RequestError, match="The other text's vector has 2 numbers and this model's 3"):
+        right(LOGITS)
+    with pytest.raises(RequestError, match="only where they read the same places"):
+        reading("grouped").places(Less(Logit(1), Logit(1, 3)))

@@ -141,3 +141,13 @@ def test_bfloat16_weights_are_added_up_in_float32() -> None:
     assert roles.first_token(weights).dtype == torch.float32
     exact = sum(1 / q for q in range(2, 257)) / 255
     assert float(roles.first_token(weights)) == pytest.approx(exact, rel=2e-3)
+
+
+def test_a_head_of_an_encoder_may_look_one_ahead() -> None:
+    """The transpose of one that looks one back; causal weights cannot."""
+    ahead = looking(1).transpose(-1, -2)
+    assert roles.next_token(ahead).tolist() == pytest.approx([1])
+    assert roles.next_token(looking(1)).tolist() == [0]
+    weights, _ = rows()
+    flipped = weights.flip(-1, -2)  # read from the end, one ahead is one back
+    assert roles.next_token(flipped).tolist() == pytest.approx(roles.previous_token(weights).tolist())

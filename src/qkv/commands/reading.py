@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -164,43 +166,92 @@ def verify(
 @command(
     'qkv explain smollm2 "The cat did not cross the street because it was too"',
     'qkv explain smollm2 "The capital of France is" --target " Paris" --against " London"',
+    'qkv explain smollm2 "The book fell off the table because it" --word book --word table',
     'qkv explain ./bert-base "The capital of France is [MASK]." --html why.html',
+    'qkv explain minilm "A dog plays" --target "A puppy runs" --against "A stock fell"',
+    'qkv explain ./opus-mt-en-de "The house is green" --json',
+    'qkv explain smollm2 --behaviour cases.jsonl --without "layer 3 head 2" --without "layer 9" --by mean',
     note="Runs on torch. Attention is shown beside what was measured, and how far the two agree.",
 )
 @click.argument("source")
-@click.argument("prompt")
+@click.argument("prompt", required=False)
 @click.option("--target", metavar="ANSWER", help="What to explain; default: the likeliest answer.")
 @click.option("--against", metavar="ANSWER", help="Why the target rather than this.")
 @click.option("--blank", metavar="TOKEN", help="What takes the place of a token; default: a full stop.")
+@click.option("--word", "words", multiple=True, metavar="WORD", help="Also without this word as a whole.")
+@click.option("--heads", "most", type=click.IntRange(min=1), help="How many to name; default 6.")
 @click.option(
-    "--heads", "most", type=click.IntRange(min=1), default=6, show_default=True, help="How many to name."
+    "--behaviour",
+    "cases",
+    metavar="FILE.jsonl",
+    help='Instead of PROMPT, lines of {"prompt", "answer", "choices"}: how many are right, and how sure.',
 )
+@click.option(
+    "--without", multiple=True, metavar="PART", help='Of --behaviour: also without "layer 3 head 2", say.'
+)
+@click.option("--by", metavar="HOW", help="Of --without: zero (default) or mean in its place.")
 @click.option("--threads", "-t", type=click.IntRange(min=1), help="Processor threads.")
 @json_option
 @path_option("--html", "one offline page to explore")
 def explain(
-    source: str, prompt: str, threads: int | None, as_json: bool, html: Path | None, **asked: Any
+    source: str,
+    prompt: str | None,
+    cases: str | None,
+    without: tuple[str, ...],
+    by: str | None,
+    threads: int | None,
+    as_json: bool,
+    html: Path | None,
+    **asked: Any,
 ) -> None:
     """Say why a model answers PROMPT as it does: what each token, head and layer does to the answer.
 
     SOURCE is a folder, a .gguf file, hub name, or smollm2: a decoder (its next token), a masked language
-    model (its [MASK]), a classifier (its class), or an encoder-decoder (its first token).
+    model (its [MASK]), a classifier (its class), an encoder-decoder (its first token, and all it answers
+    against the prompt), or one that embeds texts (minilm: how like the target the prompt is).
+
+    With --behaviour many prompts are scored, with their answers or choices, and parts taken out.
     """
     from qkv import explanation
     from qkv.model import load
 
-    with progress("explaining") as report:
-        done = count(1)
-        found = explanation.explain(
-            load(source, runtime="torch", threads=threads),
-            prompt,
-            **asked,
-            told=lambda what: report(next(done), None, f", {what}"),
+    told = {name: value for name, value in asked.items() if value not in (None, ())}
+    if (prompt is None) == (cases is None):
+        raise click.UsageError("Give a PROMPT, or a file of them with --behaviour.")
+    if cases is not None and told:
+        raise RequestError(
+            "--target, --against, --blank, --word and --heads explain one PROMPT: leave --behaviour out."
         )
+    if (prompt is not None and without) or (by is not None and not without):
+        raise RequestError("--without is of --behaviour, and --by of --without: give them together.")
+    with progress("explaining") as report:
+        model, done = load(source, runtime="torch", threads=threads), count(1)
+        if cases is not None:
+            scored = explanation.measure_behaviour(
+                model,
+                cases,
+                without,
+                by or "zero",
+                lambda done, total, what: report(done, total, f", {what}"),
+            )
+        else:
+            told["told"] = lambda what: report(next(done), None, f", {what}")
+            found = explanation.explain(model, str(prompt), **told)
+    if cases is not None:
+        _show(scored.data(), scored.lines(), partial(explanation.cases_page, scored), as_json, html)
+    else:
+        coloured = explanation.lines(found, colours=sys.stdout.isatty())
+        _show(found.data(), coloured, partial(explanation.page, found), as_json, html)
+
+
+def _show(
+    data: dict[str, Any], lines: Iterable[str], page: Callable[[], str], as_json: bool, html: Path | None
+) -> None:
+    """A page where one is asked for, the data, or else the lines."""
     if html is not None:
-        write(html, explanation.page(found))
+        write(html, page())
     if as_json:
-        click.echo(json.dumps(found.data(), ensure_ascii=False, allow_nan=False))
+        click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
     elif html is None:
-        for line in explanation.lines(found, colours=sys.stdout.isatty()):
+        for line in lines:
             click.echo(line)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from qkv.explanation.ablation import ablate, occlusion
     from qkv.explanation.attention import attention_flow, attention_maps, norm_weighted, rollout
     from qkv.explanation.attribution import direct_attribution
+    from qkv.explanation.behaviour import Behaviour, Case, measure_behaviour, read_cases
     from qkv.explanation.explained import Explained, lines
     from qkv.explanation.explaining import explain
     from qkv.explanation.faithfulness import (
@@ -47,11 +48,22 @@ if TYPE_CHECKING:
         target_value,
         value_at,
     )
-    from qkv.explanation.metric import Difference, Logit, LogProbability, Loss, Metric, Probability
-    from qkv.explanation.pages import page
+    from qkv.explanation.metric import (
+        Difference,
+        Less,
+        Logit,
+        LogProbability,
+        Loss,
+        Metric,
+        Probability,
+        Similarity,
+    )
+    from qkv.explanation.pages import cases_page, page
+    from qkv.explanation.pairs import aligned_attention, alignment, interactions, text_vector
     from qkv.explanation.parts import Part, Parts
     from qkv.explanation.patching import attribution_patching, patch, path_patching, recovered
     from qkv.explanation.reading import Reading
+    from qkv.explanation.repair import direct_effects, self_repair
     from qkv.explanation.weights import adversarial_attention, permuted_attention
 
 # imported at first use: a command line should not wait for torch
@@ -59,6 +71,7 @@ _LAZY = {
     "ablation": ("ablate", "occlusion"),
     "attention": ("attention_flow", "attention_maps", "norm_weighted", "rollout"),
     "attribution": ("direct_attribution",),
+    "behaviour": ("Behaviour", "Case", "measure_behaviour", "read_cases"),
     "explained": ("Explained", "lines"),
     "explaining": ("explain",),
     "faithfulness": (
@@ -71,11 +84,15 @@ _LAZY = {
         "Asked", "EditScores", "edit_scores", "edited", "key_at", "key_moment", "memories",
         "neuron_readout", "rank_one", "target_value", "value_at",
     ),
-    "metric": ("Difference", "LogProbability", "Logit", "Loss", "Metric", "Probability"),
+    "metric": (
+        "Difference", "Less", "LogProbability", "Logit", "Loss", "Metric", "Probability", "Similarity",
+    ),
     "parts": ("Part", "Parts"),
-    "pages": ("page",),
+    "pages": ("cases_page", "page"),
+    "pairs": ("aligned_attention", "alignment", "interactions", "text_vector"),
     "patching": ("attribution_patching", "patch", "path_patching", "recovered"),
     "reading": ("Reading",),
+    "repair": ("direct_effects", "self_repair"),
     "weights": ("adversarial_attention", "permuted_attention"),
 }  # fmt: skip
 _MODULE = {name: module for module, names in _LAZY.items() for name in names}
@@ -84,12 +101,15 @@ _MODULES = ("parts", "roles")
 __all__ = [
     "Asked",
     "Axis",
+    "Behaviour",
     "Blank",
+    "Case",
     "Change",
     "Difference",
     "EditScores",
     "Evidence",
     "Explained",
+    "Less",
     "LogProbability",
     "Logit",
     "Loss",
@@ -101,16 +121,21 @@ __all__ = [
     "Ranked",
     "Reading",
     "Resample",
+    "Similarity",
     "Zero",
     "ablate",
     "adversarial_attention",
     "agreement",
+    "aligned_attention",
+    "alignment",
     "attention_flow",
     "attention_maps",
     "attribution_patching",
+    "cases_page",
     "comprehensiveness",
     "deletion",
     "direct_attribution",
+    "direct_effects",
     "edit_scores",
     "edited",
     "explain",
@@ -118,12 +143,14 @@ __all__ = [
     "gradient_times_input",
     "insertion",
     "integrated_gradients",
+    "interactions",
     "key_at",
     "key_moment",
     "lines",
     "logit_lens",
     "logit_lens_answers",
     "measure",
+    "measure_behaviour",
     "memories",
     "neuron_readout",
     "norm_weighted",
@@ -134,12 +161,15 @@ __all__ = [
     "path_patching",
     "permuted_attention",
     "rank_one",
+    "read_cases",
     "recovered",
     "roles",
     "rollout",
+    "self_repair",
     "spearman",
     "sufficiency",
     "target_value",
+    "text_vector",
     "value_at",
 ]
 

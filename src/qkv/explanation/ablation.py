@@ -20,7 +20,9 @@ def ablate(reading: Reading, metric: Metric, parts: Parts, by: Replacement = Zer
     """How much of the metric goes with each part: as it is, less with the part replaced.
 
     Positive: the part supports what is measured. On the axes of the parts. `facts["own"]` is the metric
-    with nothing replaced. Parts of one layer run as one batch, from that layer on.
+    with nothing replaced. Parts of one layer run as one batch, from that layer on: `facts["rows"]` are
+    the most of a batch, and `facts["bytes"]` what tensors take at most beside the weights, which the
+    `memory` of a reading limits.
     """
     values, base, facts = effects(reading, parts, by, metric)
     score = f"{metric.name} as it is, less with the part replaced"

@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from qkv.engine.requests import start_token
-from qkv.errors import RequestError
+from qkv.errors import RequestError, UnsupportedError
 from qkv.explanation import roles
 from qkv.explanation.ablation import ablate, occlusion
+from qkv.explanation.asking import Answer, Asked, asked, token
 from qkv.explanation.attention import attention_maps, rollout
-from qkv.explanation.explained import Explained, Head, Said
+from qkv.explanation.explained import Explained, Head, Pairs
 from qkv.explanation.faithfulness import agreement, comprehensiveness, spearman
 from qkv.explanation.gradients import integrated_gradients
 from qkv.explanation.intervention import Blank
-from qkv.explanation.lens import logit_lens, logit_lens_answers
-from qkv.explanation.metric import Difference, LogProbability, Metric
-from qkv.explanation.parts import feed_forwards, heads as all_heads
+from qkv.explanation.metric import Similarity
+from qkv.explanation.pairs import (
+    agreement_by_head,
+    aligned_attention,
+    alignment,
+    interactions,
+    text_vector,
+)
+from qkv.explanation.parts import Parts, every_head, feed_forwards, tokens as every_token
 from qkv.explanation.reading import Reading
+from qkv.explanation.repair import direct_effects
 from qkv.explanation.result import Evidence, Ranked
+from qkv.explanation.words import word_effects
 from qkv.model import Model
-from qkv.spec import MaskedLanguage, SequenceClass
+from qkv.text import Tokenizer
 
-MASKS = ("[MASK]", "<mask>")
-ROLES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "looks at the token before": lambda weights, tokens: roles.previous_token(weights),
-    "rests on the first token": lambda weights, tokens: roles.first_token(weights),
-    "looks at the same token earlier": roles.duplicate,
-    "looks at what followed the same token": roles.prefix_matching,
+STOPS = (".", ",", ";", ":", "!", "?")
+Told = Callable[[str], None]
+Role = Callable[[Tensor, Tensor, Tensor], Tensor]  # of weights, tokens, and those that separate
+ROLES: dict[str, Role] = {
+    "looks at the token before": lambda weights, tokens, stops: roles.previous_token(weights),
+    "looks at the token after": lambda weights, tokens, stops: roles.next_token(weights),
+    "rests on the first token": lambda weights, tokens, stops: roles.first_token(weights),
+    "rests on separators": roles.on_tokens,
+    "looks at the same token earlier": lambda weights, tokens, stops: roles.duplicate(weights, tokens),
+    "looks at what followed the same token": lambda weights, tokens, stops: roles.prefix_matching(
+        weights, tokens
+    ),
 }
 
 
@@ -38,169 +54,192 @@ def explain(
     model: Model,
     prompt: str,
     *,
-    target: str | int | None = None,
-    against: str | int | None = None,
-    blank: str | int | None = None,
+    target: Answer | None = None,
+    against: Answer | None = None,
+    blank: Answer | None = None,
+    words: Sequence[str] = (),
     most: int = 6,
-    told: Callable[[str], None] = lambda what: None,
+    told: Told = lambda what: None,
 ) -> Explained:
     """Why a model answers a prompt as it does.
 
     A decoder is asked for the next token, a masked language model for its mask ("[MASK]" in the prompt),
-    a classifier for the class, an encoder-decoder for the first token of its answer. `target` is the
-    answer to explain (a text that begins with the token, a token id, or the number of a class; None: the
-    likeliest); `against` another one: why this rather than that. Tokens are taken out by putting `blank`
-    in their place (None: a full stop). `most` heads are told of. `told` hears what is measured next.
+    a classifier for the class, an encoder-decoder for the first token of its answer, a model that embeds
+    texts for how like the text `target` the prompt is. `target` is the answer to explain (a text that
+    begins with the token, a token id, or the number of a class; None: the likeliest); `against` another
+    one: why this rather than that. Of an encoder-decoder all of `target`, or of what it answers, is also
+    held against the prompt, token by token. Tokens are taken out by putting `blank` in their place (None:
+    a full stop). `words` of the prompt are also taken out whole. `most` heads are told of. `told` hears
+    what is measured next.
 
     Raises RequestError for answers that there are not, UnsupportedError for what the methods cannot do.
     """
-    asked = _Asked(model, prompt, target, against, blank)
-    reading, metric, by = asked.reading, asked.metric, Blank(asked.blank)
+    question = asked(model, prompt, target, against)
+    reading, metric = question.reading, question.metric
+    by = Blank(token(model, "." if blank is None else blank))
     told("what each token does")
     effects = occlusion(reading, metric, by)
+    told("attention")
+    seen = _seen(question)
+    side = 0 if question.role == "cross" else -1
+    tokenizer = cast(Tokenizer, model.tokenizer)
+    whole = word_effects(reading, metric, words, tokenizer, seen, by, side) if words else ()
     told("gradients")
     gradient = integrated_gradients(reading, metric, by, tolerance=1e-2, most=128)
-    told("attention")
-    query = len(asked.tokens) - 1 if asked.place is None else asked.place
-    maps = attention_maps(reading)
-    seen = maps.at(query=query)
-    rolled = rollout(reading).at(query=query)
     told("what each head does")
-    heads = ablate(reading, metric, all_heads(reading))
+    parts = every_head(reading)
+    heads = ablate(reading, metric, parts)
     told("what each feed-forward does")
     forwards = ablate(reading, metric, feed_forwards(reading))
-    mean = np.nanmean(seen.values, axis=(0, 1))
-    length = len(effects.values)
-    agrees = {
-        "attention": spearman(mean, effects.values[-len(mean) :]),
-        "rollout": spearman(rolled.values[-1], effects.values[-len(mean) :]),
-        "gradient": spearman(gradient.values, effects.values),
-    }
+    told("what later layers make up for")
+    best = _heads(model, question, parts, heads, most)
     told("whether rankings are faithful")
-    removed = {}
-    for name, scores in (("attention", mean), ("gradient", gradient.values), ("effects", effects.values)):
-        if len(scores) == length:
-            curve = comprehensiveness(reading, metric, scores, by, (0.2,)).values[:, 0]
-            removed[name] = (float(curve[0]), float(curve[1]))
-    side = Evidence(
-        effects.method, effects.values[-len(mean) :], (seen.axes[-1],), effects.score, effects.baseline
-    )
     return Explained(
-        model.loaded.files.name,
-        tuple(str(label) for label in effects.axes[0].labels),
-        asked.place,
-        asked.named(asked.target),
-        None if asked.against is None else asked.named(asked.against),
-        float(asked.shares[asked.target]),
-        asked.likeliest(5),
-        metric.name,
-        float(reading.value(metric)[0]),
-        asked.named_token(asked.blank),
-        effects,
-        gradient,
-        seen,
-        agreement(seen, side),
-        heads,
-        forwards,
-        tuple(_head(reading, maps, ranked) for ranked in heads.top(most)),
-        asked.lens(),
-        agrees,
-        removed,
+        **_answer(model, question),
+        blank=reading.label(by.token),
+        effects=effects,
+        gradient=gradient,
+        attention=seen,
+        heads=heads,
+        forwards=forwards,
+        best=best,
+        lens=question.lens(),
+        **_faithful(question, effects, gradient, seen, by),
+        words=whole,
+        pairs=_pairs(question, by, told),
     )
 
 
-class _Asked:
-    """The reading, the answers it has, and the metric over them."""
-
-    def __init__(self, model: Model, prompt: str, target: Any, against: Any, blank: Any):
-        if model.tokenizer is None:
-            raise RequestError("A text is explained by its tokens, and this model has no tokenizer.")
-        self.model, self.tokenizer = model, model.tokenizer
-        self.tokens = model.encode(prompt)
-        spec = model.spec
-        if spec.encoder is not None and spec.decoder is not None:
-            self.reading = Reading(model, [start_token(model.loaded)], source=self.tokens)
-        else:
-            self.reading = Reading(model, self.tokens)
-        self.classes = isinstance(spec.head, SequenceClass)
-        self.place = None if self.classes else self._mask() if isinstance(spec.head, MaskedLanguage) else -1
-        if self.place == -1:
-            self.place = self.reading.length() - 1
-        places = () if self.place is None else (self.place,)
-        self.layers = logit_lens_answers(self.reading, places or (-1,))
-        logits = torch.from_numpy(np.array(self.layers.values[-1, 0])).double()
-        self.shares = logits.softmax(-1).numpy()
-        self.target = int(self.shares.argmax()) if target is None else self._answer(target)
-        self.against = None if against is None else self._answer(against)
-        self.metric: Metric = (
-            LogProbability(self.target, self.place)
-            if self.against is None
-            else Difference(self.target, self.against, self.place)
-        )
-        self.blank = self.tokenizer.encode(".")[-1] if blank is None else self._token(blank)
-
-    def _mask(self) -> int:
-        labels = [self.reading.label(token) for token in self.tokens]
-        found = [place for place, label in enumerate(labels) if label.strip() in MASKS]
-        if len(found) != 1:
-            raise RequestError(f"The prompt must have one mask ({' or '.join(MASKS)}) and has {len(found)}.")
-        return found[0]
-
-    def _answer(self, given: str | int) -> int:
-        count = len(self.shares)
-        if isinstance(given, str) and not self.classes:
-            return self._token(given)
-        try:
-            number = int(given)
-        except ValueError:
-            raise RequestError(f"{given!r} is no class: give its number, 0 to {count - 1}.") from None
-        if not 0 <= number < count:
-            raise RequestError(f"{number} is not one of this model's {count:,} answers.")
-        return number
-
-    def _token(self, given: str | int) -> int:
-        if isinstance(given, int):
-            return given
-        ids = [token for token in self.tokenizer.encode(given) if token not in self.tokenizer.eos_ids]
-        bare = self.model.encode("")
-        ids = [token for token in ids if token not in bare] or ids
-        if not ids:
-            raise RequestError(f"{given!r} makes no token.")
-        return ids[0]
-
-    def named(self, answer: int) -> str:
-        return f"class {answer}" if self.classes else self.named_token(answer)
-
-    def named_token(self, token: int) -> str:
-        return self.reading.label(token)
-
-    def likeliest(self, count: int) -> tuple[tuple[str, float], ...]:
-        order = np.argsort(-self.shares, kind="stable")[:count]
-        return tuple((self.named(int(answer)), float(self.shares[answer])) for answer in order)
-
-    def lens(self) -> tuple[Said, ...]:
-        metrics = logit_lens(self.reading, self.metric)
-        found = []
-        for label, logits, value in zip(
-            metrics.axes[0].labels, self.layers.values[:, 0], metrics.values, strict=True
-        ):
-            shares = torch.from_numpy(np.array(logits)).double().softmax(-1).numpy()
-            best = int(shares.argmax())
-            found.append(Said(str(label), self.named(best), float(shares[best]), float(value)))
-        return tuple(found)
+def _answer(model: Model, question: Asked) -> dict[str, Any]:
+    """What is explained, in words and numbers."""
+    choices = question.choices
+    return {
+        "model": model.loaded.files.name,
+        "tokens": tuple(str(label) for label in every_token(question.reading).axes[0].labels),
+        "place": question.place,
+        "target": question.target,
+        "against": question.against,
+        "probability": None if choices is None else choices.probability,
+        "answers": () if choices is None else choices.likeliest(5),
+        "metric": question.metric.name,
+        "value": float(question.reading.value(question.metric)[0]),
+    }
 
 
-def _head(reading: Reading, maps: Evidence, ranked: Ranked) -> Head:
+def _faithful(
+    question: Asked, effects: Evidence, gradient: Evidence, seen: Evidence, by: Blank
+) -> dict[str, Any]:
+    """How far attention, rollout and gradients agree with the effects, and what goes with their best tokens.
+
+    Of the tokens that attention is over: of an encoder-decoder those of the source.
+    """
+    reading, side = question.reading, 0 if question.role == "cross" else -1
+    beside, slopes = (_part(evidence, side, reading) for evidence in (effects, gradient))
+    mean = np.asarray(np.nanmean(seen.values, axis=(0, 1)))
+    rankings = {"attention": mean, "rollout": _rolled(question), "gradient": slopes.values}
+    removed = {}
+    for name, scores in (("attention", mean), ("gradient", slopes.values), ("effects", beside.values)):
+        curve = comprehensiveness(reading, question.metric, scores, by, (0.2,), side=side).values[:, 0]
+        removed[name] = (float(curve[0]), float(curve[1]))
+    return {
+        "agreement": agreement(seen, beside),
+        "agrees": {name: spearman(one, beside.values) for name, one in rankings.items() if one is not None},
+        "removed": removed,
+    }
+
+
+def _seen(question: Asked) -> Evidence:
+    """Attention of the tokens that answer, in the mean over these: (layer, head, token)."""
+    maps = attention_maps(question.reading, question.role)
+    values = maps.values[:, :, list(question.queries)].mean(2)
+    axes = (*maps.axes[:2], replace(maps.axes[3], name="token"))
+    many = f", mean over {len(question.queries):,} tokens" if len(question.queries) > 1 else ""
+    return Evidence(maps.method, values, axes, maps.score + many)
+
+
+def _rolled(question: Asked) -> np.ndarray | None:
+    """Rollout's shares of the tokens that answer; None where more than self-attention mixes tokens."""
+    try:
+        rolled = rollout(question.reading)
+    except UnsupportedError:
+        return None
+    return np.asarray(rolled.values[-1][list(question.queries)].mean(0))
+
+
+def _part(evidence: Evidence, side: int, reading: Reading) -> Evidence:
+    """Of scores of the tokens of all sides, those of one."""
+    length, before = reading.length(side), 0 if side == 0 else len(evidence.values) - reading.length(side)
+    axis = evidence.axes[0]
+    kept = replace(axis, labels=axis.labels[before : before + length])
+    return replace(evidence, values=evidence.values[before : before + length], axes=(kept,))
+
+
+def _heads(model: Model, question: Asked, parts: Parts, heads: Evidence, most: int) -> tuple[Head, ...]:
+    """Those that matter most: what goes with each, what of that directly, and what it looks at."""
+    reading = question.reading
+    best = heads.top(most)
+    trunk = set(every_head(reading, -1).axes[0].labels)
+    chosen = {ranked.index: parts.parts[ranked.index] for ranked in best if ranked.labels["layer"] in trunk}
+    direct = direct_effects(reading, question.metric, replace(parts, parts=chosen)) if chosen else None
+    found = []
+    for ranked in best:
+        role, share = _role(model, question, parts, ranked)
+        one = None if direct is None else float(direct.values[ranked.index])
+        one = one if ranked.index in chosen else None
+        repair = None if one is None else one - ranked.value
+        labels = ranked.labels
+        found.append(Head(labels["layer"], int(labels["head"]), ranked.value, one, repair, role, share))
+    return tuple(found)
+
+
+def _role(model: Model, question: Asked, parts: Parts, ranked: Ranked) -> tuple[str, float]:
     """What a head does most, of what heads are known to do; how sure that is stands beside it."""
-    layer, head = int(ranked.labels["layer"]), int(ranked.labels["head"])
-    weights = torch.from_numpy(np.array(maps.at(layer=layer, head=head).values))[None, None]
-    tokens = reading.sides[-1].given[:1]
+    reading = question.reading
+    (part,) = parts.parts[ranked.index]
+    point, head = part.point.removesuffix("heads") + "weights", ranked.index[-1]
+    weights = reading.read([point])[point][:, head : head + 1]
+    if ".cross." in point:
+        shares = weights[0, 0, list(question.queries)].mean(0)
+        place = int(shares.argmax())
+        return f"looks at {reading.tokens_axis(0).labels[place]!r} in the source", float(shares[place])
+    tokens = reading.sides[reading.place(part.point).side].given[:1]
+    stops = _separators(model).to(tokens.device)
     best, share = "no role that is looked for", 0.0
     for name, score in ROLES.items():
         try:
-            found = float(score(weights, tokens.cpu())[0])
-        except RequestError:  # nothing comes twice, or there is one token alone
+            found = float(score(weights, tokens, stops)[0])
+        except RequestError:  # nothing comes twice, nothing separates, or there is one token alone
             continue
         if found > max(share, 0.4):
             best, share = name, found
-    return Head(layer, head, ranked.value, best, share)
+    return best, share
+
+
+def _separators(model: Model) -> Tensor:
+    """Control tokens, and what ends a sentence or a part of one."""
+    tokenizer = cast(Tokenizer, model.tokenizer)
+    stops = [tokenizer.encode(stop, bos=False, eos=False) for stop in STOPS]
+    return torch.tensor(sorted(tokenizer.special_ids | {ids[0] for ids in stops if len(ids) == 1}))
+
+
+def _pairs(question: Asked, by: Blank, told: Told) -> Pairs | None:
+    """An answer against its source, or a text against the one it is like; None where there is no second."""
+    reading = question.reading
+    if question.answer:
+        told("what each token of the source does to the answer")
+        return _aligned(reading, question.answer, by)
+    if question.other is not None:
+        told("what two tokens do together")
+        back = occlusion(question.other, Similarity(text_vector(reading), "the prompt"), by)
+        both = interactions(reading, question.other, by)
+        return Pairs("the prompt's tokens and the other text's", both, others=back)
+    return None
+
+
+def _aligned(reading: Reading, answer: Sequence[int], by: Blank) -> Pairs:
+    source, start = reading.sides[0].given, reading.sides[-1].given[0].tolist()
+    told = Reading(reading.model, [*start, *answer[:-1]], source=source)
+    effects, weights = alignment(told, answer, by), aligned_attention(told, answer)
+    mean = np.asarray(np.nanmean(weights.values, axis=(0, 1)))
+    seen = Evidence(weights.method, mean, effects.axes, f"{weights.score}, mean over all heads")
+    return Pairs("the answer's tokens and the source's", effects, seen, agreement_by_head(weights, effects))

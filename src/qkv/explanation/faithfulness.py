@@ -26,15 +26,17 @@ def comprehensiveness(
     fractions: Sequence[float] = FRACTIONS,
     draws: int = 8,
     seed: int = 0,
+    side: int | None = None,
 ) -> Evidence:
     """What the metric loses with the tokens of highest score: as it is, less without them.
 
     Axes (ranking, fraction): by these scores, and the mean of `draws` random orders of a fixed seed,
     without which the number says little. High for a faithful score. A fraction of the tokens is
-    rounded up. DeYoung et al. 2020 (ERASER), section 4.
+    rounded up. `side`: only the tokens of this side are scored and taken out (0 is the source of an
+    encoder-decoder). DeYoung et al. 2020 (ERASER), section 4.
     """
-    rankings = _rankings(reading, scores, draws, seed)
-    return _top(reading, metric, rankings, by, fractions, "comprehensiveness", removed=True)
+    rankings = _rankings(reading, scores, draws, seed, side)
+    return _top(reading, metric, rankings, by, fractions, "comprehensiveness", side)
 
 
 def sufficiency(
@@ -45,13 +47,14 @@ def sufficiency(
     fractions: Sequence[float] = FRACTIONS,
     draws: int = 8,
     seed: int = 0,
+    side: int | None = None,
 ) -> Evidence:
     """What the metric loses with all tokens but those of highest score. Low for a faithful score.
 
     As `comprehensiveness`.
     """
-    rankings = _rankings(reading, scores, draws, seed)
-    return _top(reading, metric, rankings, by, fractions, "sufficiency", removed=False)
+    rankings = _rankings(reading, scores, draws, seed, side)
+    return _top(reading, metric, rankings, by, fractions, "sufficiency", side)
 
 
 def deletion(
@@ -117,9 +120,11 @@ def _values(scores: Scores) -> np.ndarray:
     return scores.values if isinstance(scores, Evidence) else np.asarray(scores, dtype=np.float64)
 
 
-def _rankings(reading: Reading, scores: Scores, draws: int, seed: int) -> list[np.ndarray]:
+def _rankings(
+    reading: Reading, scores: Scores, draws: int, seed: int, side: int | None = None
+) -> list[np.ndarray]:
     """The order of the tokens by score, highest first, and random ones."""
-    values, count = _values(scores), len(tokens(reading).parts)
+    values, count = _values(scores), len(tokens(reading, side).parts)
     if values.shape != (count,) or np.isnan(values).any():
         raise RequestError(f"There must be a score for each of the {count:,} tokens; got {values.shape}.")
     if draws < 1:
@@ -135,15 +140,15 @@ def _top(
     by: Replacement,
     fractions: Sequence[float],
     method: str,
-    removed: bool,
+    side: int | None,
 ) -> Evidence:
     if not all(0 < fraction <= 1 for fraction in fractions):
         raise RequestError("Fractions of the tokens are above 0 and at most 1.")
-    before, count = copy(reading.counts), len(rankings[0])
+    before, count, removed = copy(reading.counts), len(rankings[0]), method == "comprehensiveness"
     counts = [int(np.ceil(fraction * count - 1e-9)) for fraction in fractions]
     sets = [ranking[:n] if removed else ranking[n:] for ranking in rankings for n in counts]
     own = float(reading.value(metric))
-    lost = own - _without(reading, metric, sets, by).reshape(len(rankings), -1)
+    lost = own - _without(reading, metric, sets, by, side).reshape(len(rankings), -1)
     axes = (Axis("ranking", ("given", "random")), Axis("fraction", tuple(f"{f:g}" for f in fractions)))
     facts = {"own": own, **reading.since(before)}
     which = "the" if removed else "all but the"
@@ -173,9 +178,15 @@ def _beside(rows: np.ndarray) -> np.ndarray:
     return np.stack([rows[0], rows[1:].mean(0)])
 
 
-def _without(reading: Reading, metric: Metric, sets: Sequence[np.ndarray], by: Replacement) -> np.ndarray:
+def _without(
+    reading: Reading,
+    metric: Metric,
+    sets: Sequence[np.ndarray],
+    by: Replacement,
+    side: int | None = None,
+) -> np.ndarray:
     """The metric with each of these sets of tokens replaced, (sets,)."""
-    whole: list[Part] = [part for group in tokens(reading).parts.values() for part in group]
+    whole: list[Part] = [part for group in tokens(reading, side).parts.values() for part in group]
     alternatives: list[list[Change]] = substituted(reading, whole, by)
     found = [
         measure(reading, [[changes[place] for place in some] for some in sets], metric)

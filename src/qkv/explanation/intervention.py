@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv.errors import RequestError
+from qkv.explanation.footprint import Need
 from qkv.explanation.metric import Metric
 from qkv.explanation.parts import Part, Parts
 from qkv.explanation.reading import Place, Reading
@@ -70,7 +72,11 @@ class Mean:
 
     def values(self, reading: Reading, points: Sequence[str]) -> list[Mapping[str, Tensor]]:
         reading.alike(self.reference)
-        return [{point: value.mean(0) for point, value in self.reference.read(points).items()}]
+        total: dict[str, Tensor] = {}
+        for piece in self.reference.pieces(points, reading.rows_of_reference(points, kept=1)):
+            for point, value in piece.items():
+                total[point] = total.get(point, 0) + value.sum(0)
+        return [{point: value / self.reference.batch for point, value in total.items()}]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +94,13 @@ class Resample:
 
     def values(self, reading: Reading, points: Sequence[str]) -> list[Mapping[str, Tensor]]:
         reading.alike(self.reference)
-        found = self.reference.read(points)
-        return [{p: value[row] for p, value in found.items()} for row in range(self.reference.batch)]
+        batch = self.reference.batch
+        at_once = reading.rows_of_reference(points, kept=batch)
+        pieces = list(self.reference.pieces(points, at_once))
+        return [
+            {point: value[row % at_once] for point, value in pieces[row // at_once].items()}
+            for row in range(batch)
+        ]
 
 
 @dataclass(frozen=True)
@@ -125,21 +136,40 @@ def substituted(reading: Reading, parts: Iterable[Part], by: Replacement) -> lis
     ]
 
 
-def measure(reading: Reading, rows: Sequence[Sequence[Change]], metric: Metric) -> np.ndarray:
+def measure(
+    reading: Reading, rows: Sequence[Sequence[Change]], metric: Metric, kept: Sequence[Tensor] = ()
+) -> np.ndarray:
     """The metric where each row has its own changes, (rows,).
 
-    Rows whose first change is in the same layer run together, from that layer on, `most_rows` at a
-    time; later changes of a row are made to what the earlier ones led to. A row without changes is the
-    model as it is.
+    Rows whose first change is in the same layer run together, from that layer on, as many at a time as
+    `needed` says; later changes of a row are made to what the earlier ones led to. A row without changes
+    is the model as it is. `kept` are tensors that are held meanwhile, for the reading's `memory` to count.
     """
-    reading.one()
     places, out = reading.places(metric), np.empty(len(rows))
-    for start, some in _batches(reading, rows):
+    for start, some in _batches(reading, rows, needed(reading, rows, metric, kept).rows):
         with torch.no_grad():
             tap = reading.taps(replacements([rows[row] for row in some]))
             answer = reading.run(tap, start=start, rows=len(some), places=places)
             out[some] = metric(answer).double().cpu().numpy()
     return out
+
+
+def needed(
+    reading: Reading,
+    rows: Sequence[Sequence[Change]],
+    metric: Metric | None = None,
+    kept: Sequence[Tensor] = (),
+    points: Sequence[str] = (),
+) -> Need:
+    """What `measure` takes of memory for these rows, or `record`, which keeps what it finds at points.
+
+    Raises RequestError where the reading's `memory` does not hold it.
+    """
+    changes = [change for some in rows for change in some]
+    held = [*kept, *(change.value for change in changes)]
+    touched = {change.part.point for change in changes}
+    together = max(Counter(_start(reading.one(), some) for some in rows).values(), default=1)
+    return reading.need(touched, held, metric, together, dict.fromkeys(points, len(rows)))
 
 
 def record(
@@ -149,12 +179,11 @@ def record(
 
     Nothing behind the last of the points is computed.
     """
-    reading.one()
     last = max(map(reading.place, points))
     end = Place(last.side, max(last.layer, 0) + 1) if last.layer < reading.sides[last.side].depth else None
     out: list[dict[str, Tensor]] = [{} for _ in rows]
     own = {point: value[0] for point, value in reading.read(points).items()}
-    for start, some in _batches(reading, rows):
+    for start, some in _batches(reading, rows, needed(reading, rows, points=points).rows):
         found = [point for point in points if reading.place(point) >= start]
         if found:
             changes = replacements([rows[row] for row in some])
@@ -174,12 +203,14 @@ def effects(
     base = float(reading.one().value(metric))
     points = list(dict.fromkeys(part.point for group in parts.parts.values() for part in group))
     found: dict[Index, float] = dict.fromkeys(parts.parts, 0.0)
-    alternatives = by.values(reading, points)
+    alternatives, need = by.values(reading, points), Need()
+    kept = [value for values in alternatives for value in values.values()]
     for values in alternatives:
         rows = [[Change(p, _part(values[p.point], p)) for p in group] for group in parts.parts.values()]
-        for index, value in zip(found, measure(reading, rows, metric), strict=True):
+        need = max(need, needed(reading, rows, metric, kept))
+        for index, value in zip(found, measure(reading, rows, metric, kept), strict=True):
             found[index] += float(value) / len(alternatives)
-    return gathered(found, parts.axes), base, {"own": base, **reading.since(before)}
+    return gathered(found, parts.axes), base, {"own": base, **reading.since(before), **need.facts()}
 
 
 def replacements(rows: Sequence[Sequence[Change]]) -> dict[str, partial[Tensor]]:
@@ -212,13 +243,19 @@ def _part(value: Tensor, part: Part) -> Tensor:
         raise RequestError(f"{part.point!r} holds {tuple(value.shape)}, which has no {part.where}.") from None
 
 
-def _batches(reading: Reading, rows: Sequence[Sequence[Change]]) -> Iterator[tuple[Place, list[int]]]:
-    """Rows that can begin at the same place, in the order of these."""
+def _start(reading: Reading, changes: Sequence[Change]) -> Place:
+    """Where a row begins: at the layer of its first change, or, without any, before the last norm."""
     end = Place(len(reading.sides) - 1, reading.sides[-1].depth)
+    return min((reading.place(change.part.point) for change in changes), default=end)
+
+
+def _batches(
+    reading: Reading, rows: Sequence[Sequence[Change]], most: int
+) -> Iterator[tuple[Place, list[int]]]:
+    """Rows that can begin at the same place, so many at most, in the order of these places."""
     by_start: dict[Place, list[int]] = {}
     for row, changes in enumerate(rows):
-        start = min((reading.place(change.part.point) for change in changes), default=end)
-        by_start.setdefault(start, []).append(row)
+        by_start.setdefault(_start(reading, changes), []).append(row)
     for start, members in sorted(by_start.items()):
-        for first in range(0, len(members), reading.most_rows):
-            yield start, members[first : first + reading.most_rows]
+        for first in range(0, len(members), most):
+            yield start, members[first : first + most]

@@ -32,22 +32,24 @@ def logit_lens(reading: Reading, metric: Metric) -> Evidence:
     return Evidence("logit lens", np.array(found), axes, f"{metric.name}, {SCORE}", "", metric.name, facts)
 
 
-def logit_lens_answers(reading: Reading, places: Sequence[int] = (-1,)) -> Evidence:
+def logit_lens_answers(reading: Reading, places: Sequence[int] | None = (-1,)) -> Evidence:
     """All logits behind each layer, at these places. Axes (layer, place, answer).
 
-    `evidence.at(layer=3, place=0).top(5, key=np.positive)` are the five tokens it would say.
+    `evidence.at(layer=3, place=0).top(5, key=np.positive)` are the five tokens it would say. With
+    `places` None those of a head that answers once for the whole sequence, as a classifier's does.
     """
-    if reading.spec.head is None or not reading.spec.head.every_token:
+    head = reading.spec.head
+    if head is None or head.every_token != (places is not None):
         raise UnsupportedError("This model's head gives no answer for a token: ask logit_lens for a metric.")
-    tokens = reading.tokens_axis(name="place")
-    chosen = [tokens.place(place) for place in places]
+    tokens = reading.tokens_axis(name="place") if places is not None else Axis("place", ("whole",))
+    chosen = None if places is None else [tokens.place(place) for place in places]
     with torch.no_grad():
         values = np.stack([answer[0].float().cpu().numpy() for answer in _answers(reading, chosen)])
     named = isinstance(reading.spec.head, spec.Language | spec.MultiToken)
     answers = tuple(reading.label(i) if named else i for i in range(values.shape[-1]))
     axes = (
         _layers(reading),
-        Axis("place", tuple(tokens.labels[i] for i in chosen)),
+        Axis("place", tuple(tokens.labels[i] for i in (chosen or (0,)))),
         Axis("answer", answers),
     )
     return Evidence("logit lens", values, axes, f"logit, {SCORE}", "", "logits")

@@ -39,17 +39,19 @@ class _OfOne:
     """A number of one answer: `token` is the id of a token, or the number of a class.
 
     `place` is the token that answers, the last where not given; None for a head that answers once for
-    the whole sequence, as a classifier's does.
+    the whole sequence, as a classifier's does. `called` is what the answer is named, its number where
+    not given.
     """
 
     token: int
     place: int | None = -1
+    called: str | None = None
 
     what: ClassVar[str]
 
     @property
     def name(self) -> str:
-        return f"{self.what} of {self.token}{_placed(self.place)}"
+        return f"{self.what} of {_called(self.called, self.token)}{_placed(self.place)}"
 
     @property
     def places(self) -> tuple[int, ...] | None:
@@ -91,15 +93,18 @@ class Probability(_OfOne):
 @dataclass(frozen=True)
 class Difference:
     """Why `token` rather than `against`: the difference of their logits, which is that of their
-    log-probabilities too."""
+    log-probabilities too. `called` are what the two are named."""
 
     token: int
     against: int
     place: int | None = -1
+    called: tuple[str | None, str | None] = (None, None)
 
     @property
     def name(self) -> str:
-        return f"logit of {self.token} less that of {self.against}{_placed(self.place)}"
+        both = zip(self.called, (self.token, self.against), strict=True)
+        first, second = (_called(*one) for one in both)
+        return f"logit of {first} less that of {second}{_placed(self.place)}"
 
     @property
     def places(self) -> tuple[int, ...] | None:
@@ -111,6 +116,49 @@ class Difference:
 
     def __call__(self, logits: Logits) -> Float[Tensor, " rows"]:
         return _answer(logits, self.token) - _answer(logits, self.against)
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity:
+    """The cosine of a text's vector with that of another: of models that answer a text with one vector.
+
+    `other` (width,) is what the model makes of the other text, and `text` names it.
+    """
+
+    other: Float[Tensor, " width"]
+    text: str
+    places: ClassVar[None] = None
+
+    @property
+    def name(self) -> str:
+        return f"cosine with {self.text!r}"
+
+    def __call__(self, logits: Logits) -> Float[Tensor, " rows"]:
+        if logits.shape[-1] != len(self.other):
+            theirs, ours = len(self.other), logits.shape[-1]
+            raise RequestError(f"The other text's vector has {theirs:,} numbers and this model's {ours:,}.")
+        return torch.cosine_similarity(logits[:, 0].float(), self.other.to(logits).float()[None], dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Less:
+    """One metric less another that reads the same places: why more like this text than like that."""
+
+    first: Metric
+    second: Metric
+
+    @property
+    def name(self) -> str:
+        return f"{self.first.name} less {self.second.name}"
+
+    @property
+    def places(self) -> tuple[int, ...] | None:
+        if self.first.places != self.second.places:
+            raise RequestError("Two metrics are subtracted only where they read the same places.")
+        return self.first.places
+
+    def __call__(self, logits: Logits) -> Float[Tensor, " rows"]:
+        return self.first(logits) - self.second(logits)
 
 
 @dataclass(frozen=True)
@@ -139,6 +187,10 @@ class Loss:
         targets = torch.tensor(self.targets, device=logits.device)[None, :, None]
         told = logits.float().log_softmax(-1).gather(-1, targets.expand(len(logits), -1, -1))
         return -told[..., 0].mean(-1)
+
+
+def _called(name: str | None, number: int) -> str:
+    return str(number) if name is None else repr(name)
 
 
 def _placed(place: int | None) -> str:

@@ -79,7 +79,26 @@ def heads(reading: Reading, role: str = "attention", side: int | None = None) ->
 
     Axes (layer, head). `role` is "attention", "cross", or "mixer" (recurrent ones).
     """
-    found = sites(reading, role, side)
+    return _heads_of(reading, sites(reading, role, side))
+
+
+def every_head(reading: Reading, side: int | None = None) -> Parts:
+    """The heads of every attention, those that read another side included. Axes (layer, head).
+
+    A layer that also reads another side has a second place on the axis: "decoder.3 cross".
+    """
+    found = [
+        site._replace(label=f"{site.label} cross") if site.mixer.role == "cross" else site
+        for site in every_mixer(reading)
+        if site.mixer.role in ("attention", "cross")
+        and side in (None, site.side, site.side - len(reading.sides))
+    ]
+    if not found:
+        raise UnsupportedError("This model has no attention to look at here.")
+    return _heads_of(reading, found)
+
+
+def _heads_of(reading: Reading, found: Sequence[Site]) -> Parts:
     counts = [_heads(site.mixer) for site in found]
     parts: Grouped = {
         (row, head): (Part(site.point(reading, "heads"), (slice(None), head)),)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from qkv.errors import RequestError
-from qkv.explanation.intervention import Change, Resample, effects, measure, record
+from qkv.explanation.footprint import Need
+from qkv.explanation.intervention import Change, Resample, effects, measure, needed, record
 from qkv.explanation.metric import Metric
 from qkv.explanation.parts import Grouped, Part, Parts, every_mixer
 from qkv.explanation.reading import Reading
@@ -94,15 +95,17 @@ def path_patching(
     for part in receivers:
         if part.point in held:
             raise RequestError(f"{part.point!r} is frozen, so that nothing would reach it as a receiver.")
-    sent = list(dict.fromkeys(part.point for group in senders.parts.values() for part in group))
-    theirs = {point: value[0] for point, value in donor.read(sent).items()}
-    ours = {point: value[0] for point, value in reading.read(held).items()}
-    rows = [_first(reading, group, theirs, ours) for group in senders.parts.values()]
+    rows = _sent(reading, donor, senders, held)
+    need = Need()
     if receivers:
-        got = record(reading, rows, list(dict.fromkeys(part.point for part in receivers)))
+        points = list(dict.fromkeys(part.point for part in receivers))
+        need = needed(reading, rows, points=points)
+        got = record(reading, rows, points)
         rows = [[Change(part, row[part.point][part.where]) for part in receivers] for row in got]
+        del got
+    need = max(need, needed(reading, rows, metric))
     own, values = float(reading.value(metric)), measure(reading, rows, metric)
-    facts = {"own": own, "donor": float(donor.value(metric)), **reading.since(before)}
+    facts = {"own": own, "donor": float(donor.value(metric)), **reading.since(before), **need.facts()}
     shares = gathered(dict(zip(senders.parts, values - own, strict=True)), senders.axes)
     ends = ", ".join(dict.fromkeys(part.point for part in receivers)) or "the answer"
     score = f"{metric.name} with the way from the part to {ends} of the other prompt, less without"
@@ -116,6 +119,14 @@ def everything(reading: Reading) -> Parts:
     points += [site.point(reading, "output") for site in every_mixer(reading)]
     whole: Grouped = {(): tuple(Part(point) for point in points)}
     return Parts("everything", (), whole)
+
+
+def _sent(reading: Reading, donor: Reading, senders: Parts, held: Sequence[str]) -> list[list[Change]]:
+    """The changes of each sender's first pass."""
+    points = list(dict.fromkeys(part.point for group in senders.parts.values() for part in group))
+    theirs = {point: value[0] for point, value in donor.read(points).items()}
+    ours = {point: value[0] for point, value in reading.read(held).items()}
+    return [_first(reading, group, theirs, ours) for group in senders.parts.values()]
 
 
 def _held(reading: Reading) -> list[str]:

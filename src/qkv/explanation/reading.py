@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import RequestError, UnsupportedError
+from qkv.explanation.footprint import Footprint, Need, Watched, nbytes
 from qkv.explanation.metric import Metric
 from qkv.explanation.result import Axis
 from qkv.model import Model
@@ -23,6 +24,7 @@ from qkv.nn.norms import BatchNorm, through
 from qkv.nn.taps import Replace
 
 TOKENS = 4096  # so many are in one pass over several rows, at most
+BROKEN, CHARACTER = "\ufffd", 4  # what stands for a piece of a character; it has so many tokens at most
 
 
 class Place(NamedTuple):
@@ -56,6 +58,19 @@ class Side(NamedTuple):
         return len(self.node.layers)
 
 
+class First(NamedTuple):
+    """What the first pass shows: the states that are kept, and what one row of a later pass takes.
+
+    `row` are bytes held at once, up to the head; `sizes` those of each point; `answers` the head gives
+    so many numbers at a place.
+    """
+
+    states: dict[Place, Float[Tensor, "batch length width"]]
+    row: int
+    sizes: dict[str, int]
+    answers: int
+
+
 class Reading:
     """What methods explain: a model, and a prompt that it reads.
 
@@ -67,16 +82,31 @@ class Reading:
     The states before each layer are kept after the first pass, and later passes begin at the first
     layer that something changes. `counts` says how much was run.
 
+    `memory` are the bytes that a sweep (of ablation or patching) may take beside the weights, for what
+    it keeps and for a batch of rows: batches are as large as fit, and a sweep of which not even one row
+    fits is refused before it begins. None: as many rows as have 4,096 tokens. What the first pass takes,
+    of the prompt alone, is known only after it.
+
     Raises RequestError for what the model does not read, UnsupportedError for models with towers.
     """
 
-    def __init__(self, model: Model | Transformer, tokens: Any, source: Any = None, *, types: Any = None):
-        if isinstance(model, Model) and model._tap is not None:
+    def __init__(
+        self,
+        model: Model | Transformer,
+        tokens: Any,
+        source: Any = None,
+        *,
+        types: Any = None,
+        memory: int | None = None,
+    ):
+        if isinstance(model, Model) and model.tapped is not None:
             raise RequestError("This model is tapped: explain it after the tap's block.")
         self.model = model
         self.network = model.network if isinstance(model, Model) else model
         self.spec = self.network.spec
-        self.counts = Counts()
+        if memory is not None and (type(memory) is not int or memory < 1):
+            raise RequestError(f"memory must be a whole number of bytes, 1 or more, and is {memory!r}.")
+        self.counts, self.memory = Counts(), memory
         _refuse(self.network)
         self.types = self._ids(types)
         if self.types is not None and getattr(self.network.trunk.embedding, "types", None) is None:
@@ -166,11 +196,30 @@ class Reading:
         given = self.sides[side].given
         if given.is_floating_point():
             return Axis(name, tuple(f"row {i}" for i in range(self.length(side))))
-        return Axis(name, tuple(map(self.label, given[0].tolist())))
+        return Axis(name, tuple(self.labels(given[0].tolist())))
+
+    def labels(self, tokens: Sequence[int]) -> Iterator[str]:
+        """A text for each token; one that is a piece of a character says of which, and which: "书 1/2"."""
+        start = 0
+        while start < len(tokens):
+            count = self._pieces(tokens[start : start + CHARACTER])
+            text = self.text(tokens[start : start + count])
+            yield from [text] if count == 1 else (f"{text} {i}/{count}" for i in range(1, count + 1))
+            start += count
+
+    def _pieces(self, tokens: Sequence[int]) -> int:
+        """How many of the first tokens make whole characters; 1 where none do."""
+        counts = range(1, len(tokens) + 1)
+        return next((count for count in counts if BROKEN not in self.text(tokens[:count])), 1)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        tokenizer = self.model.tokenizer if isinstance(self.model, Model) else None
+        if tokenizer is None:
+            return " ".join(map(str, tokens))
+        return tokenizer.decode(list(tokens), skip_special=False)
 
     def label(self, token: int) -> str:
-        tokenizer = self.model.tokenizer if isinstance(self.model, Model) else None
-        return str(token) if tokenizer is None else tokenizer.decode([token], skip_special=False)
+        return self.text([token])
 
     def taps(self, names: Iterable[str] | Mapping[str, Replace | None]) -> Taps:
         return Taps(names, self.names)
@@ -199,8 +248,9 @@ class Reading:
         return tuple(found)
 
     @cached_property
-    def _states(self) -> dict[Place, Float[Tensor, "batch length width"]]:
-        """Before each layer of each side, before its last norm, and after (the depth, and one more)."""
+    def first(self) -> First:
+        """Of states before each layer of each side, before its last norm, and after (the depth, and one
+        more)."""
         places = {
             Place(number, layer): f"{side.prefix}layers.{layer}.input"
             for number, side in enumerate(self.sides)
@@ -210,14 +260,96 @@ class Reading:
             before = f"layers.{side.depth - 1}.output" if side.depth else "embedding"
             places[Place(number, side.depth)] = side.prefix + before
             places[Place(number, side.depth + 1)] = f"{side.prefix}final"
-        taps = self.taps(places.values())
-        with torch.no_grad():
-            self.run(taps, inputs=self.embeddings, places=())
-        return {place: taps[point] for place, point in places.items()}
+        embeddings = self.embeddings
+        with torch.no_grad(), Footprint() as footprint:
+            taps = Watched(places.values(), self.names, footprint)
+            answers = self.run(taps, inputs=embeddings, places=()).shape[-1]
+        sizes = {name: -(-size // self.batch) for name, size in taps.sizes.items()}
+        states = {place: taps[point] for place, point in places.items()}
+        return First(states, -(-footprint.most // self.batch), sizes, answers)
 
     def state(self, place: Place) -> Float[Tensor, "batch length width"]:
         """The stream where a pass may begin, with nothing changed; past the depth, after the last norm."""
-        return self.embeddings[place.side] if place.layer < 0 else self._states[place]
+        return self.embeddings[place.side] if place.layer < 0 else self.first.states[place]
+
+    # what is taken
+
+    def need(
+        self,
+        points: Iterable[str],
+        held: Iterable[Tensor],
+        metric: Metric | None,
+        rows: int,
+        found: Mapping[str, int],
+    ) -> Need:
+        """What a sweep takes that changes these points, so many rows at most from one layer on.
+
+        `held` are values that it keeps, and `found` so many rows of points that it is to give. `metric`
+        is what it asks for, None for nothing behind the layers. Raises RequestError where `memory` does
+        not hold one row.
+        """
+        row = self._row({*points, *found}) + self._head(metric)
+        kept = nbytes([*self.embeddings, *self.first.states.values(), *held])
+        kept += sum(count * self.first.sizes[point] for point, count in found.items())
+        return Need(kept, row, min(rows, self._at_once(kept, row)))
+
+    def rows_of_reference(self, points: Sequence[str], kept: int) -> int:
+        """How many rows of another reading are read at a time, of which these points are wanted.
+
+        So many rows of what stands there are kept. Raises RequestError where `memory` does not hold one
+        more.
+        """
+        if self.memory is None:
+            return self.most_rows
+        row = self._row(points)
+        values = kept * sum(self.first.sizes[point] for point in points)
+        return self._at_once(nbytes([*self.embeddings, *self.first.states.values()]) + values, row)
+
+    def _row(self, points: Iterable[str]) -> int:
+        """Bytes of one row, up to the head. What is put or read at a point stays until the pass ends."""
+        points = set(points)
+        self._show([point for point in points if point not in self.first.sizes])
+        return self.first.row + self._uneven() + sum(self.first.sizes[point] for point in points)
+
+    def _head(self, metric: Metric | None) -> int:
+        """Of a row, more than enough for every metric here: four copies of the answers in fp32, sixteen
+        of the states that they are made of."""
+        if metric is None or metric.places is None:
+            return 0
+        return 4 * len(metric.places) * (4 * self.first.answers + 16 * self.spec.trunk.width)
+
+    def _uneven(self) -> int:
+        """What a row may take more than the first pass shows: all its tokens may go to one expert."""
+        return max(
+            (
+                4 * self.length(number) * (4 * mixer.expert.hidden + 4 * side.node.width)
+                for number, side in enumerate(self.sides)
+                for mixer in side.node.mixers()
+                if isinstance(mixer, spec.Experts)
+            ),
+            default=0,
+        )
+
+    def _show(self, points: Sequence[str]) -> None:
+        """Counts a pass that shows these points, which the model's fast attention did not have."""
+        if not points:
+            return
+        with torch.no_grad(), Footprint() as footprint:
+            taps = Watched(points, self.names, footprint)
+            self.run(taps, inputs=self.embeddings, places=())
+        sizes = {name: -(-size // self.batch) for name, size in taps.sizes.items()}
+        row = max(self.first.row, -(-footprint.most // self.batch))
+        self.first = self.first._replace(row=row, sizes=self.first.sizes | sizes)
+
+    def _at_once(self, kept: int, row: int) -> int:
+        if self.memory is None:
+            return self.most_rows
+        if self.memory < kept + row:
+            raise RequestError(
+                f"This keeps {kept:,} bytes and takes {row:,} for one row, more than a memory of "
+                f"{self.memory:,}: give at least {kept + row:,}."
+            )
+        return min(self.most_rows, (self.memory - kept) // row)
 
     # passes
 
@@ -317,14 +449,18 @@ class Reading:
             return metric(self.run(start=last, places=places))
 
     def read(self, points: Iterable[str]) -> dict[str, Tensor]:
-        """The values of points, (batch, ...) each, without gradient, from a pass of their own."""
+        """The values of points, (batch, ...) each, without gradient, from passes of their own."""
         points = list(points)
-        if not points:
-            return {}
-        taps = self.taps(points)
-        with torch.no_grad():
-            self.run(taps, inputs=self.embeddings, places=())
-        return {point: taps[point] for point in points}
+        first, *more = self.pieces(points, self.most_rows) if points else ({},)
+        return {p: torch.cat([x, *(piece[p] for piece in more)]) if more else x for p, x in first.items()}
+
+    def pieces(self, points: Sequence[str], rows: int) -> Iterator[dict[str, Tensor]]:
+        """The same, so many rows at a time."""
+        for first in range(0, self.batch, rows):
+            taps = self.taps(points)
+            with torch.no_grad():
+                self.run(taps, inputs=[x[first : first + rows] for x in self.embeddings], places=())
+            yield {point: taps[point] for point in points}
 
     def since(self, before: Counts) -> dict[str, float]:
         """How much was run since, as facts of a result."""

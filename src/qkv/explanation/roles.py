@@ -5,7 +5,7 @@ rows read from their beginning; tokens (batch, length). Every score is one numbe
 mean over the queries of all rows that it is about: a share of the attention, from 0 to 1, or a distance
 in tokens. What a score means shows beside that of `equal`, attention that tells no key from another.
 
-Previous token, separators, first token: Clark et al. 2019, section 3; Voita et al. 2019, section 5.
+Previous and next token, separators, first token: Clark et al. 2019, section 3; Voita et al. 2019, section 5.
 Prefix matching: Olsson et al. 2022, "In-context Learning and Induction Heads".
 Distance: Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
 """
@@ -27,6 +27,12 @@ def previous_token(weights: Weights) -> Scores:
     """The share on the token just before the query, of all queries that have one."""
     _check(weights)
     return weights.diagonal(-1, -2, -1).float().mean((0, -1))
+
+
+def next_token(weights: Weights) -> Scores:
+    """The share on the token just after the query, of all queries that have one: 0 of causal attention."""
+    _check(weights)
+    return weights.diagonal(1, -2, -1).float().mean((0, -1))
 
 
 def first_token(weights: Weights) -> Scores:
