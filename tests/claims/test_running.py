@@ -88,6 +88,7 @@ def test_what_is_kept_is_reported_and_nothing_runs(bench: Bench, out: Path) -> N
     (outcome,) = report.outcomes
     assert [result.seed for result in outcome.results] == [0] and outcome.verdict == "holds"
     assert not outcome.changed and "Changed since" not in str(report)
+    assert report.missing == ("other",) and "Not measured yet: other." in str(report)
     bench.write("rising", COUNTS.format(log=str(bench.log)).replace("run.of(10, 1)", "run.of(20, 1)"))
     report = kept(["rising"], out=out)
     assert report.outcomes[0].changed and report.outcomes[0].checks[0].measured == "[10]"

@@ -101,6 +101,7 @@ class Report:
 
     outcomes: tuple[Outcome, ...]
     size: Size = "full"
+    missing: tuple[str, ...] = ()  # claims that were asked for and not measured yet
 
     @property
     def failed(self) -> bool:
@@ -109,7 +110,11 @@ class Report:
 
     def data(self) -> dict[str, Any]:
         """For --json."""
-        return {"size": self.size, "claims": [outcome.data() for outcome in self.outcomes]}
+        return {
+            "size": self.size,
+            "missing": list(self.missing),
+            "claims": [outcome.data() for outcome in self.outcomes],
+        }
 
     def __str__(self) -> str:
         lines = [f"{'claim':<36}  {'verdict':<16}  {'time (of all cores)':>20}"]
@@ -124,6 +129,8 @@ class Report:
         if self.size == "smoke":
             yield "Smoke sizes show that the experiments run: their verdicts mean nothing."
         over = [outcome.claim.name for outcome in self.outcomes if outcome.over]
+        if self.missing:
+            yield f"Not measured yet: {', '.join(self.missing)}."
         changed = [outcome.claim.name for outcome in self.outcomes if outcome.changed]
         if changed:
             yield f"Changed since they were measured: {', '.join(changed)}."

@@ -90,7 +90,7 @@ def reproduce(
 
 
 def kept(names: Sequence[str], *, size: Size = "full", out: Path = OUT) -> Report:
-    """The report of what `out` holds of these claims, running nothing; claims without results are left out.
+    """The report of what `out` holds of these claims, running nothing; claims without results are named.
 
     Where an experiment has changed since, its outcome says so. Raises RequestError for a name that is
     not known, and where nothing is held.
@@ -100,7 +100,7 @@ def kept(names: Sequence[str], *, size: Size = "full", out: Path = OUT) -> Repor
     outcomes = tuple(judged(claim, results) for claim, results in held.items() if results)
     if not outcomes:
         raise RequestError(f"{out} holds no results of these claims at the {size} size: run them first.")
-    return Report(outcomes, size)
+    return Report(outcomes, size, tuple(claim.name for claim, results in held.items() if not results))
 
 
 def judged(claim: Claim, results: Sequence[Result]) -> Outcome:
