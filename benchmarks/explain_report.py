@@ -35,10 +35,11 @@ def _where(facts: Mapping[str, Any]) -> str:
     machine = facts["machine"]
     sides = "; ".join(facts["speed"]["explainers"].values())
     threads = _count(facts["threads"], "thread")
+    when = ", ".join(f"{part} on {date}" for part, date in facts["dates"].items())
     return (
-        f"Measured on {facts['date']} on {machine['processor']}, {machine['cores']} cores "
+        f"Measured on {machine['processor']}, {machine['cores']} cores "
         f"({', '.join(machine['instructions'])}), {machine['system']}, with {threads} each, in float32: "
-        f"{sides}.\n"
+        f"{sides}. Done: {when}.\n"
     )
 
 
@@ -74,13 +75,14 @@ def _speed(facts: Mapping[str, Any]) -> str:
 
 def _memory(facts: Mapping[str, Any]) -> str:
     rows = [
-        [found["explainer"], *(_megabytes(found[key]) for key in ("first", "again", "bound"))]
+        [found["explainer"], *(_megabytes(found[key]) for key in ("usual", "returned", "bound"))]
         for found in facts["memory"].values()
     ]
-    head = ("the same sweep", "resident more at the first, MB", "at the next, MB", "stated beforehand, MB")
+    head = ("the same sweep", "resident more, MB", "where all is returned, MB", "stated beforehand, MB")
     how = (
-        "In a process of its own each, after a sweep on two tokens has read all weights and code. What the "
-        "kernels' libraries keep for themselves is in the first; what is stated is that of tensors."
+        "In a process of its own each, after a sweep on two tokens has read all weights and code. The first "
+        "is what the system sees; the second, where the heap gives back at once what is freed. What is "
+        "stated is that of tensors, without the holes that a heap is left with."
     )
     return f"## Memory\n\n{how}\n\n{table(head, rows)}\n"
 

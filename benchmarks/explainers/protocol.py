@@ -8,13 +8,12 @@ so that every environment can import it.
     {"do": "sweep", "question": {...}}
         -> {"seconds": 1.2, "processor_seconds": 1.2, "values": [[...], ...], "bound": 50000000}
     {"do": "memory", "question": {...}}
-        -> {"first": 50000000, "again": 40000000, "bound": 50000000}
+        -> {"growth": 30000000, "bound": 40000000}
     {"do": "quit"}                                             -> the process ends
 
-`first` and `again` are how many bytes more are resident at most during a sweep than just before it, in a
-process that has done one on two tokens: at the first one of this length, what the kernels keep for
-themselves included, and at the next. `bound` is what the library said beforehand that a sweep takes, None
-for one that says nothing. Any answer may be {"error": sentence} instead.
+`growth` is how many bytes more are resident at most during a sweep than just before it, in a process that
+has done one on two tokens. `bound` is what the library said beforehand that a sweep takes, None for one
+that says nothing. Any answer may be {"error": sentence} instead.
 """
 
 from __future__ import annotations
@@ -93,21 +92,14 @@ def timed(explainer: Explainer, question: Question) -> dict[str, Any]:
 
 
 def weighed(explainer: Explainer, question: Question) -> dict[str, Any]:
-    """What sweeps take, once one on two tokens has loaded all that there is to load."""
+    """By how much a sweep raises what is resident, once one on two tokens has loaded all there is to load."""
     explainer.sweep(replace(question, tokens=question.tokens[:2]))
-    first, bound = _growth(explainer, question)
-    again, _ = _growth(explainer, question)
-    return {"first": first, "again": again, "bound": bound}
-
-
-def _growth(explainer: Explainer, question: Question) -> tuple[int, int | None]:
-    """By how much a sweep raises what is resident, and what was stated."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what was given back before would hide what the sweep takes
     Path("/proc/self/clear_refs").write_text("5")
     before = _resident("VmRSS")
     found = explainer.sweep(question)
-    return max(_resident("VmHWM") - before, 0), found.bound
+    return {"growth": max(_resident("VmHWM") - before, 0), "bound": found.bound}
 
 
 def _resident(field: str) -> int:

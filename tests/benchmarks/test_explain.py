@@ -91,7 +91,7 @@ def test_the_page_has_ratios_round_by_round() -> None:
     shape = {"layers": 12, "width": 768, "heads": 12, "vocab": 50257, "context": 128}
     names = {"qkv": "qkv 0.1.0", "transformer_lens": "TransformerLens 4.3.0"}
     facts = {
-        "date": "2026-01-02",
+        "dates": {"parity": "2026-01-02 10:00 UTC", "speed": "2026-01-02 11:00 UTC"},
         "machine": {"processor": "Zen 4", "cores": 2, "instructions": ["avx2"], "system": "Linux 6"},
         "threads": 1,
         "tokens": 64,
@@ -99,15 +99,15 @@ def test_the_page_has_ratios_round_by_round() -> None:
         "parity": parity,
         "speed": {"explainers": names, "samples": samples, "difference": 2e-6},
         "memory": {
-            name: {"explainer": names[name], "first": first, "again": 3e7, "bound": bound}
-            for name, first, bound in (
+            name: {"explainer": names[name], "usual": usual, "returned": 3e7, "bound": bound}
+            for name, usual, bound in (
                 ("qkv", 50_000_000, 40_000_000),
                 ("transformer_lens", 20_000_000, None),
             )
         },
     }
     page = explain_report.document(facts, METHODS)
-    assert "with 1 thread each, in float32: qkv 0.1.0; TransformerLens 4.3.0." in page
+    assert "with 1 thread each, in float32: qkv 0.1.0; TransformerLens 4.3.0. Done: parity on 2026" in page
     assert "| qkv 0.1.0 | **3.00** (2.00-4.00) | **1.50** (1.00-2.00) | 1 of 2 |" in page
     assert "| times as fast, round by round | **4.50** (4.00-5.00) | **4.50** (4.00-5.00) |  |" in page
     assert "| qkv 0.1.0 | 50.0 | 30.0 | 40.0 |" in page

@@ -96,6 +96,8 @@ def test_more_context_helps_as_far_as_a_reader_sees() -> None:
     assert found[0].loss == 5 and found[2].loss == 1
     assert found[1].loss == pytest.approx((124 * 1 + 132 * 5) / SPAN)
     assert found[2].gain == 4 and found[2].error == 0
+    alone = by_context(cast(Reader, Forgetful(1000)), text, [512, 1024], 1, silent)
+    assert [one.error for one in alone] == [None, None]  # one text says nothing of others
 
 
 # --- the verdict --------------------------------------------------------------------------------

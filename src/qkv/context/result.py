@@ -138,7 +138,8 @@ def lines(found: Context) -> Iterator[str]:
     yield f"Loss of the same {SPAN} tokens, with so many read:"
     yield f"{'tokens':>9}{'nats':>8}   gain"
     for one in found.given:
-        yield f"{one.context:>9,}{one.loss:>8.3f}{one.gain:>8.3f} +- {one.error:.3f}"
+        error = "" if one.error is None else f" +- {one.error:.3f}"
+        yield f"{one.context:>9,}{one.loss:>8.3f}{one.gain:>8.3f}{error}"
     yield ""
     yield "Pass keys that came back, by length and depth of the text:"
     yield f"{'tokens':>9}" + "".join(f"{depth:>6.0%}" for depth in DEPTHS) + f"{'all':>6}"

@@ -20,13 +20,13 @@ SPAN = 256  # tokens whose loss is taken
 class Given:
     """Mean loss of the same tokens when so many tokens before them were read; its gain over the fewest.
 
-    `error` is the standard error of the gain over the texts.
+    `error` is the standard error of the gain over the texts, None of one text.
     """
 
     context: int
     loss: float
     gain: float
-    error: float
+    error: float | None
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,9 @@ def by_context(
             told(f"loss with {length:,} tokens read, text {number + 1} of {times}")
             losses[number, place] = reader.losses(text[end - length : end])[-SPAN:].mean()
     gains = losses[:, :1] - losses
-    error = gains.std(0, ddof=1) / times**0.5 if times > 1 else np.zeros(len(lengths))
-    return [
-        Given(length, *(float(part[place]) for part in (losses.mean(0), gains.mean(0), error)))
-        for place, length in enumerate(lengths)
-    ]
+    errors = (gains.std(0, ddof=1) / times**0.5).tolist() if times > 1 else [None] * len(lengths)
+    means = zip(lengths, losses.mean(0).tolist(), gains.mean(0).tolist(), errors, strict=True)
+    return [Given(*each) for each in means]
 
 
 def by_position(losses: np.ndarray) -> list[Bucket]:

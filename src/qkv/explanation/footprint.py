@@ -23,10 +23,11 @@ Storage = torch.UntypedStorage
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a sweep takes at most beside the weights, and in how large batches it runs.
+    """Bytes that a sweep's tensors take at most beside the weights, and in how large batches it runs.
 
     `kept` is held from its beginning to its end, `row` by each row of a batch while it runs; `rows` are
-    the most of a batch.
+    the most of a batch. Not in it: blocks that a kernel takes and gives back within itself, which do not
+    grow with the rows, and what the heap leaves empty between tensors.
     """
 
     kept: int = 0

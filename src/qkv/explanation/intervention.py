@@ -165,11 +165,15 @@ def needed(
 
     Raises RequestError where the reading's `memory` does not hold it.
     """
-    changes = [change for some in rows for change in some]
-    held = [*kept, *(change.value for change in changes)]
-    touched = {change.part.point for change in changes}
-    together = max(Counter(_start(reading.one(), some) for some in rows).values(), default=1)
-    return reading.need(touched, held, metric, together, dict.fromkeys(points, len(rows)))
+    held, together = list(kept), Counter[Place]()
+    touched: dict[Place, set[str]] = {}
+    for changes in rows:
+        start = _start(reading.one(), changes)
+        together[start] += 1
+        touched.setdefault(start, set(points)).update(change.part.point for change in changes)
+        held += [change.value for change in changes]
+    most = max(together.values(), default=1)
+    return reading.need(touched.values(), held, metric, most, dict.fromkeys(points, len(rows)))
 
 
 def record(

@@ -82,10 +82,10 @@ class Reading:
     The states before each layer are kept after the first pass, and later passes begin at the first
     layer that something changes. `counts` says how much was run.
 
-    `memory` are the bytes that a sweep (of ablation or patching) may take beside the weights, for what
-    it keeps and for a batch of rows: batches are as large as fit, and a sweep of which not even one row
-    fits is refused before it begins. None: as many rows as have 4,096 tokens. What the first pass takes,
-    of the prompt alone, is known only after it.
+    `memory` are the bytes that the tensors of a sweep (ablation or patching) may take beside the
+    weights, for what it keeps and for a batch of rows: batches are as large as fit, and a sweep of which
+    not even one row fits is refused before it begins. None: as many rows as have 4,096 tokens. What the
+    first pass takes, of the prompt alone, is known only after it.
 
     Raises RequestError for what the model does not read, UnsupportedError for models with towers.
     """
@@ -276,19 +276,19 @@ class Reading:
 
     def need(
         self,
-        points: Iterable[str],
+        points: Iterable[Iterable[str]],
         held: Iterable[Tensor],
         metric: Metric | None,
         rows: int,
         found: Mapping[str, int],
     ) -> Need:
-        """What a sweep takes that changes these points, so many rows at most from one layer on.
+        """What a sweep takes, so many rows at most together, of which each batch is at some of these points.
 
-        `held` are values that it keeps, and `found` so many rows of points that it is to give. `metric`
-        is what it asks for, None for nothing behind the layers. Raises RequestError where `memory` does
-        not hold one row.
+        It changes them or reads them. `held` are values that it keeps, and `found` so many rows of
+        points that it is to give. `metric` is what it asks for, None for nothing behind the layers.
+        Raises RequestError where `memory` does not hold one row.
         """
-        row = self._row({*points, *found}) + self._head(metric)
+        row = max(map(self._row, points), default=self._row(())) + self._head(metric)
         kept = nbytes([*self.embeddings, *self.first.states.values(), *held])
         kept += sum(count * self.first.sizes[point] for point, count in found.items())
         return Need(kept, row, min(rows, self._at_once(kept, row)))
