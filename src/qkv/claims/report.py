@@ -151,7 +151,8 @@ def circumstances(results: Sequence[Result]) -> Iterator[str]:
     threads = sorted({result.threads for result in results})
     days = sorted({result.date for result in results})
     seeds = sorted({result.seed for result in results})
-    yield f"Measured on {'; '.join(machines)}, with {', '.join(versions)} on {_either(threads)} threads."
+    count = f"{_either(threads)} thread{'' if threads == [1] else 's'}"
+    yield f"Measured on {'; '.join(machines)}, with {', '.join(versions)} on {count}."
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     yield f"Date: {span}. Seeds: {', '.join(map(str, seeds))}. In brackets: least and greatest of the seeds."
 
