@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Int
 from torch import Tensor
 
 from qkv import spec
+from qkv.charts.pictures import Bar, Series, bars, curves, picture
+from qkv.charts.scales import Axis
 from qkv.claims.claim import Figures, Run
 from qkv.claims.data import Corpus, characters
 from qkv.claims.models import Spread, gpt2, initialised
@@ -71,3 +74,19 @@ def trained(
     )
     loss = mean_loss(network, text.rows) if curve.diverged is None else None
     return network, {"curve": curve.data(), "held_out": loss, "parameters": model.parameters()}
+
+
+def losses_drawn(figures: Sequence[Figures], names: Mapping[str, str]) -> str:
+    """What `trained` gave of several seeds: losses in training, and on what is held out where none diverged.
+
+    `names` are the models' keys in the figures, and what they are called.
+    """
+    training = [
+        Series(name, figures[0][key]["curve"]["steps"], [each[key]["curve"]["losses"] for each in figures])
+        for key, name in names.items()
+    ]
+    held = {name: [each[key]["held_out"] for each in figures] for key, name in names.items()}
+    ends = [Bar(name, losses) for name, losses in held.items() if None not in losses]
+    axis = Axis("nats a character")
+    panels = [bars("Loss on text not trained on", ends, axis)] if ends else []
+    return picture(curves("Loss in training", training, Axis("step"), axis), *panels)

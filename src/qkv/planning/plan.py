@@ -58,15 +58,7 @@ def plan(
     how = stored(weights) if weights is not None else found.how
     kept = found if weights is None else Source(found.name, found.model, found.context, how)
     length = context or found.context or 4096
-    for name, value in (
-        ("context", length),
-        ("concurrency", concurrency),
-        ("tensor_parallel", tensor_parallel),
-    ):
-        if value < 1:
-            raise RequestError(f"{name} is {value}; it must be at least 1.")
-    if not 0 <= prefix <= length:
-        raise RequestError(f"A prefix of {prefix:,} tokens is no part of a context of {length:,}.")
+    _check(prefix, context=length, concurrency=concurrency, tensor_parallel=tensor_parallel)
     asked = Asked(length, concurrency, prefix, kv, reads, tensor_parallel, have)
     model, layers = found.model, cache.layers(found.model, kv, reads, tensor_parallel)
     prefill = decode = None
@@ -88,6 +80,14 @@ def plan(
         tuple(_notes(found, asked, length)),
         device,
     )
+
+
+def _check(prefix: int, *, context: int, **counts: int) -> None:
+    for name, value in {"context": context, **counts}.items():
+        if value < 1:
+            raise RequestError(f"{name} is {value}; it must be at least 1.")
+    if not 0 <= prefix <= context:
+        raise RequestError(f"A prefix of {prefix:,} tokens is no part of a context of {context:,}.")
 
 
 def parts(source: Source, how: Stored, asked: Asked, device: str | None = None) -> tuple[Part, ...]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qkv import spec
-from qkv.charts.pictures import Bar, Series, bars, curves, picture
-from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.judging import below, spread
-from qkv.claims.modelling import LENGTH, reading, trained
+from qkv.claims.modelling import LENGTH, losses_drawn, reading, trained
 from qkv.claims.models import attention_only, small_lm
 
 WHOLE, SHALLOW, DEEP = "with feed-forward, 2 layers", "attention, 2 layers", "attention, 6 layers"
@@ -66,16 +64,4 @@ def closer(
 
 
 def draw(figures: Sequence[Figures]) -> Pictures:
-    losses = [
-        Series(name, figures[0][name]["curve"]["steps"], [each[name]["curve"]["losses"] for each in figures])
-        for name in VARIANTS
-    ]
-    known = {name: [each[name]["held_out"] for each in figures] for name in VARIANTS}
-    ends = [
-        Bar(name, [loss for loss in values if loss is not None])
-        for name, values in known.items()
-        if None not in values
-    ]
-    axis = Axis("nats a character")
-    panels = [bars("Loss on text not trained on", ends, axis)] if ends else []
-    return {"loss": picture(curves("Loss in training", losses, Axis("step"), axis), *panels)}
+    return {"loss": losses_drawn(figures, {name: name for name in VARIANTS})}

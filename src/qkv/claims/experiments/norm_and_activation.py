@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from statistics import median
 
 from qkv import spec
-from qkv.charts.pictures import Bar, Series, bars, curves, picture
-from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.data import characters
 from qkv.claims.judging import spread
+from qkv.claims.modelling import losses_drawn
 from qkv.claims.models import initialised, small_lm
 from qkv.claims.training import cosine, held_out, mean_loss, next_token_loss, train, warm_up, windows
 
@@ -80,14 +79,4 @@ def judge(figures: Sequence[Figures]) -> tuple[Check, ...]:
 
 
 def draw(figures: Sequence[Figures]) -> Pictures:
-    losses = [
-        Series(name, figures[0][name]["curve"]["steps"], [each[name]["curve"]["losses"] for each in figures])
-        for name in VARIANTS
-    ]
-    ends = [Bar(name, [each[name]["held_out"] for each in figures]) for name in VARIANTS]
-    return {
-        "loss": picture(
-            curves("Loss in training", losses, Axis("step"), Axis("nats a character")),
-            bars("Loss at the end, on text held out", ends, Axis("nats a character")),
-        )
-    }
+    return {"loss": losses_drawn(figures, {name: name for name in VARIANTS})}

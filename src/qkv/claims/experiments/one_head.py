@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qkv import spec
-from qkv.charts.pictures import Bar, Series, bars, curves, picture
-from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.judging import below, spread
-from qkv.claims.modelling import LENGTH, reading, trained
+from qkv.claims.modelling import LENGTH, losses_drawn, reading, trained
 from qkv.claims.models import small_lm
 
 WIDTH = 64
@@ -56,20 +54,4 @@ def under_a_tenth(one: Sequence[float | None], eight: Sequence[float | None]) ->
 
 
 def draw(figures: Sequence[Figures]) -> Pictures:
-    losses = [
-        Series(
-            named(heads),
-            figures[0][str(heads)]["curve"]["steps"],
-            [each[str(heads)]["curve"]["losses"] for each in figures],
-        )
-        for heads in HEADS
-    ]
-    known = {heads: [each[str(heads)]["held_out"] for each in figures] for heads in HEADS}
-    ends = [
-        Bar(named(heads), [loss for loss in values if loss is not None])
-        for heads, values in known.items()
-        if None not in values
-    ]
-    axis = Axis("nats a character")
-    panels = [bars("Loss on text not trained on", ends, axis)] if ends else []
-    return {"loss": picture(curves("Loss in training", losses, Axis("step"), axis), *panels)}
+    return {"loss": losses_drawn(figures, {str(heads): named(heads) for heads in HEADS})}

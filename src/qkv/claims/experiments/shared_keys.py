@@ -19,11 +19,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from qkv import spec
-from qkv.charts.pictures import Bar, Series, bars, curves, picture
+from qkv.charts.pictures import Bar, bars, picture
 from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.judging import spread, within
-from qkv.claims.modelling import LENGTH, reading, trained
+from qkv.claims.modelling import LENGTH, losses_drawn, reading, trained
 from qkv.claims.models import TABLE
 from qkv.nn import ContiguousCache, Transformer
 from qkv.nn.latent import LatentAttention
@@ -117,20 +117,8 @@ def share(figures: Sequence[Figures], name: str) -> Check:
 
 
 def draw(figures: Sequence[Figures]) -> Pictures:
-    training = [
-        Series(name, figures[0][name]["curve"]["steps"], [each[name]["curve"]["losses"] for each in figures])
-        for name in KINDS
-    ]
-    known = {name: [each[name]["held_out"] for each in figures] for name in KINDS}
-    ends = [
-        Bar(name, [loss for loss in values if loss is not None])
-        for name, values in known.items()
-        if None not in values
-    ]
     kept = [Bar(name, [each[name]["bytes"] for each in figures]) for name in KINDS]
-    axis = Axis("nats a character")
-    panels = [bars("Loss on text not trained on", ends, axis)] if ends else []
     return {
-        "loss": picture(curves("Loss in training", training, Axis("step"), axis), *panels),
+        "loss": losses_drawn(figures, {name: name for name in KINDS}),
         "cache": picture(bars("Cache of a token", kept, Axis("bytes"))),
     }
