@@ -39,7 +39,7 @@ void Attend::plan(Step& step) {
     while (end < step.count && step.rows.sequences[end] == step.rows.sequences[row]) end++;
     const int pairs = (end - row) * group();
     for (int first = 0; first < pairs; first += most) {
-      Tile tile{first, std::min(most, pairs - first), row, step.rows.sequences[row], INT32_MAX, 0, 0, 0, 0, 0};
+      Tile tile{first, std::min(most, pairs - first), pairs <= most, row, step.rows.sequences[row], INT32_MAX, 0, 0, 0, 0, 0};
       for (int r = row + first / group(); r <= row + (first + tile.count - 1) / group(); r++) {
         int from, to;
         seen(step, r, from, to);
@@ -76,7 +76,7 @@ void Attend::load(Step& step, const Place& at, Scratch& scratch) const {
   if (scratch.loaded == wanted) return;
   scratch.loaded = wanted;
   Queries& q = scratch.queries;
-  q.count = at.tile->count, q.reach = a_.reach, q.cap = a_.cap;
+  q.count = at.tile->count, q.once = at.tile->once, q.reach = a_.reach, q.cap = a_.cap;
   for (int i = 0; i < q.count; i++) pack(step, at, i, q);
 }
 

@@ -36,6 +36,7 @@ class Attend final : public Phase {
   friend class AttendEnd;
   struct Tile {
     int first, count;  // pairs, from the first of the tile's rows
+    bool once;         // no other tile reads the same keys
     int row, sequence;
     int from, to;      // tokens that any of them sees
     int split, end;    // of the cache

@@ -79,6 +79,7 @@ struct Queries {
   int from[MOST_QUERIES], to[MOST_QUERIES];  // keys seen: from, and before to
   float slope[MOST_QUERIES];                 // subtracted for each token of distance
   const float* bias[MOST_QUERIES];           // added, by how far the key is ahead; null: none
+  bool once = true;                          // no others read the same keys: they come from memory
   int reach = 0;                             // bias[q] spans from -reach to reach
   float cap = 0;                             // 0: none
   float scale[MOST_QUERIES];                 // of i8 queries

@@ -142,7 +142,7 @@ void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks,
   for (int b = 0; b < SPLIT_BLOCKS; b++) {
     if (blocks[b].key == nullptr) continue;
     F found[R];
-    Held::template scores<R>(shape, q, blocks[b].key, Ahead(blocks[b].value), found);
+    Held::template scores<R>(shape, q, blocks[b].key, Ahead(q.once ? blocks[b].value : nullptr), found);
     for (int r = 0; r < R; r++)
       store(scores + r * SPLIT + b * LANES, adjusted(q, r, found[r], first + b * LANES));
   }
@@ -176,7 +176,7 @@ void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks,
       for (int n = 0; n < N; n++) mixed[r][n] = set(0.0f);
     for (int b = 0; b < SPLIT_BLOCKS; b++)
       if (blocks[b].key != nullptr) {
-        const Ahead ahead(column == 0 && next != nullptr ? next[b].key : nullptr);
+        const Ahead ahead(q.once && column == 0 && next != nullptr ? next[b].key : nullptr);
         Held::template mix<R, N>(shape, blocks[b].value, ahead, weights + b * LANES, column, mixed);
       }
     for (int r = 0; r < R; r++)
