@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from qkv.benching import profile as module
-from qkv.benching.profile import LONG, NARROW, ROWS, SOME, WIDE, Shape, Solved, Steps, measured, solve
+from qkv.benching.profile import LONG, MANY, NARROW, ROWS, SOME, WIDE, Shape, Solved, Steps, measured, solve
 from qkv.cli import app
 from qkv.errors import CheckpointError
 from qkv.planning import Profile, plan
@@ -30,11 +30,12 @@ def taken(shape: Shape, format: str, costs: Solved) -> Steps:
     far = row + LONG * kept.count * kept.per_token / costs.cache
     some = row + (SOME - 1) * (shape.layers * costs.row + flops / costs.few)
     per_pair = 4 * shape.heads * 64 * shape.layers
-    first = ROWS * (ROWS + 1) / 2
-    rows = beside + ROWS * (shape.layers * costs.row + flops / costs.compute)
-    many = rows + first * per_pair / costs.attention
-    last = rows + (first + ROWS * (LONG - ROWS)) * per_pair / costs.attention
-    return Steps(row, far, some, many, last)
+
+    def among(rows: int, start: int) -> float:
+        products = rows * (shape.layers * costs.row + flops / costs.compute)
+        return beside + products + rows * (start + (rows + 1) / 2) * per_pair / costs.attention
+
+    return Steps(row, far, some, among(MANY, 0), among(ROWS, 0), among(ROWS, LONG - ROWS))
 
 
 @pytest.mark.parametrize("format", ["BF16", "Q4_K"])

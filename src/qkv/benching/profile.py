@@ -17,7 +17,9 @@ from qkv.errors import UnsupportedError
 from qkv.memory import free_memory
 from qkv.planning.cache import layers
 from qkv.planning.profile import Profile
+from qkv.planning.timing import MANY, SOME
 from qkv.planning.weights import read_in_a_step, stored
+from qkv.planning.workspace import ROWS
 from qkv.runtime import Rows
 from qkv.runtime.built import missing
 from qkv.runtime.lower import lower
@@ -26,8 +28,8 @@ from qkv.runtime.threads import default_threads
 from qkv.spec import Attention, Gated, Language, Model, RMSNorm, Rotary, Stack, Tokens, pre_norm
 
 FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
-LONG, SOME, ROWS = 2048, 16, 512
-ROUNDS, EACH = 5, 4  # rounds of many rows, and in each as many of few
+LONG = 2048
+ROUNDS, EACH = 5, 4  # rounds of all steps, and how often each round repeats those of few rows
 BAND = 0.2  # what is left unexplained, and the machine's own drift
 
 Progress = Callable[[int, int], None]
@@ -80,11 +82,12 @@ class Random(Mapping[str, StoredTensor]):
 
 
 class Steps(NamedTuple):
-    """Seconds: a row at the beginning of a text and far into it, 16 rows; 512 rows likewise."""
+    """Seconds: a row at the beginning of a text and far into it, a few rows, many; 512 at both places."""
 
     row: float
     far_row: float
     some: float
+    many: float
     rows: float
     far_rows: float
 
@@ -107,14 +110,18 @@ class Runner:
         return time.perf_counter() - began
 
     def few(self) -> None:
-        """Once each step that waits for memory."""
-        self.seconds["row"].append(self._step(1, 0, 0))
-        self.seconds["far_row"].append(self._step(1, LONG, 1))
-        self.seconds["some"].append(self._step(SOME, 0, 0))
+        """Steps that wait for memory, each several times in a row, as texts are written."""
+        for name, rows, start, sequence in (("row", 1, 0, 0), ("far_row", 1, LONG, 1), ("some", SOME, 0, 0)):
+            self.seconds[name] += [self._step(rows, start, sequence) for _ in range(EACH)]
 
     def many(self) -> None:
-        self.seconds["rows"].append(self._step(ROWS, 0, 0))
-        self.seconds["far_rows"].append(self._step(ROWS, LONG - ROWS, 1))
+        """Steps that compute."""
+        for name, rows, start, sequence in (
+            ("many", MANY, 0, 0),
+            ("rows", ROWS, 0, 0),
+            ("far_rows", ROWS, LONG - ROWS, 1),
+        ):
+            self.seconds[name].append(self._step(rows, start, sequence))
 
     def steps(self) -> Steps:
         return Steps(**{name: median(seconds) for name, seconds in self.seconds.items()})
@@ -128,9 +135,7 @@ def steps(format: str, threads: int, kv: str) -> tuple[dict[Shape, Steps], float
         probes.append(read_bandwidth(threads))
         for runner in runners.values():
             runner.many()
-        for _ in range(EACH):
-            for runner in runners.values():
-                runner.few()
+            runner.few()
     return {shape: runner.steps() for shape, runner in runners.items()}, max(probes)
 
 
@@ -198,13 +203,13 @@ def solve(format: str, kv: str, bandwidth: float, taken: Mapping[Shape, Steps]) 
     layer = max(0.0, (narrow.row * read[WIDE] - wide.row * read[NARROW]) / apart)
     weights = min(read[WIDE] / max(wide.row - WIDE.layers * layer, 1e-9), bandwidth)
     attention = _mixing(LONG - ROWS, LONG) / (narrow.far_rows - narrow.rows + wide.far_rows - wide.rows)
-    # what products of 512 rows take: by the wide shape, then what rows cost beside by the narrow one
+    # what products of many rows take, so few that they hardly attend: by both shapes, as above
     each = {
-        shape: (taken[shape].rows - _mixing(0, ROWS, shape) / attention) / shape.layers - layer
+        shape: (taken[shape].many - _mixing(0, MANY, shape) / attention) / shape.layers - layer
         for shape in (NARROW, WIDE)
     }
-    compute = ROWS * (size[WIDE][1] - size[NARROW][1]) / max(each[WIDE] - each[NARROW], 1e-9)
-    row = max(0.0, each[NARROW] / ROWS - size[NARROW][1] / compute)
+    compute = MANY * (size[WIDE][1] - size[NARROW][1]) / max(each[WIDE] - each[NARROW], 1e-9)
+    row = max(0.0, each[NARROW] / MANY - size[NARROW][1] / compute)
     added = sum(taken[s].some - taken[s].row - s.layers * row * (SOME - 1) for s in (NARROW, WIDE))
     flops = sum(shape.layers * size[shape][1] for shape in (NARROW, WIDE))
     few = min((SOME - 1) * flops / max(added, 1e-9), compute)

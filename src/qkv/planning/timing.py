@@ -13,7 +13,7 @@ from qkv.planning.weights import Stored, read_in_a_step
 from qkv.planning.workspace import ROWS
 from qkv.spec import Attention, LatentAttention, Model
 
-SOME = 16  # rows that are still a few
+SOME, MANY = 16, 128  # rows that are still a few, and from which on each costs the same
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Costs:
 
 
 def _many(rows: int) -> float:
-    """How far from a few rows (0, up to 16) to many (1, from 512): by the logarithm between."""
-    return min(1.0, max(0.0, log(rows / SOME) / log(ROWS / SOME)))
+    """How far from a few rows (0) to many (1): by the logarithm between."""
+    return min(1.0, max(0.0, log(rows / SOME) / log(MANY / SOME)))
 
 
 def attention_flops(model: Model, length: int) -> float:
