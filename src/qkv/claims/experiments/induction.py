@@ -3,7 +3,8 @@
 A row is a random prefix of 8 to 28 different tokens of 64, again and again: the second copy can be told
 from the first by who looks up what followed the token the last time. Tokens are different within a prefix,
 so that this is certain. What is measured is the loss on the second copy but for its first token, which
-nothing announces. Positions are rotary.
+nothing announces. Positions are rotary. Matrices start at 1 / sqrt(inputs): at GPT-2's 0.02 the second
+layer of one seed in three had found nothing to match after 2,500 steps.
 
 Abrupt is a fall that takes less time than what came before it: from 80 to 20 % of the loss that one layer
 ends at, in fewer steps than it took to come below 80 %. A head is an induction head from a prefix matching
@@ -26,7 +27,7 @@ from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.heads import all_heads, token_losses, weights_by_layer, without
 from qkv.claims.judging import spread, within
-from qkv.claims.models import attention_only, initialised, small_lm
+from qkv.claims.models import attention_only, fan_in, initialised, small_lm
 from qkv.claims.tasks import Repeated, repeated
 from qkv.claims.training import adam, next_token_loss, train, warm_up
 from qkv.explanation import roles
@@ -59,7 +60,7 @@ def trained(
     run: Run, name: str, layers: int, periods: tuple[int, int], test: Repeated
 ) -> tuple[Transformer, Figures]:
     """The network, and the loss on the second copy every so many steps, from before the first on."""
-    network = initialised(described(layers), run.generator("weights"))
+    network = initialised(described(layers), run.generator("weights"), fan_in)
     batches, optimiser = endless(run.generator("batches"), *periods), adam(network)
     steps, every = run.of(2500, 4), run.of(EVERY, 2)
     few = Repeated(test.tokens[:64], test.periods[:64])
