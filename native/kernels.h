@@ -99,14 +99,22 @@ struct Summary {
   float top = 0, log_sum = 0;
 };
 
+// How often a panel has been gone through before, and how many times it is, one after another; and what its
+// thread reads afterwards: null where that is not known, or is no use.
+struct Pass {
+  int before = 0, times = 1;
+  const u8* after = nullptr;
+  std::size_t bytes = 0;
+};
+
 struct Kernels {
   const char* name;
   int code_tile, plain_tile, query_tile;
 
   // Row `place` of a tile of `tile` rows is filled from x.
   void (*read)(Reading, const float* x, int columns, int padded, u8* to, int tile, int place);
-  // out [tile][32]: the products of a panel with a tile of rows; `first` when the panel comes from memory
-  void (*linear)(const Matrix&, int panel, const u8* rows, int tile, bool first, float* out);
+  // out [tile][32]: the products of a panel with a tile of rows
+  void (*linear)(const Matrix&, int panel, const u8* rows, int tile, Pass, float* out);
   // `count` of them, each 32 (or 16) wide, into rows of out that are `stride` apart
   void (*finish)(const Finish&, const float* products, int count, float* out, std::size_t stride, int wide);
 

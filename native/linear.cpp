@@ -24,10 +24,10 @@ Columns columns_of(const Weights& weights, int panel, bool gated, int width) {
 }
 
 // Rows read one by one, put together as the tile of a kernel.
-void collect(Reading reading, const std::vector<int>& rows, std::size_t from, int tile, const u8* all, int padded, u8* to) {
+void collect(Reading reading, const std::vector<int>& rows, int from, int tile, const u8* all, int padded, u8* to) {
   const std::size_t each = tile_bytes(reading, padded, 1);
   for (int t = 0; t < tile; t++) {
-    const u8* row = all + rows[std::min(from + t, rows.size() - 1)] * each;
+    const u8* row = all + rows[from + t] * each;
     if (reading == Reading::Codes) {
       for (int g = 0; g < padded / GROUP; g++) {
         u8* record = to + std::size_t(g) * 48 * tile;
@@ -49,9 +49,9 @@ void Read::reserve(Step& step, int rows) {
 }
 
 void Read::run(Step& step, int row) {
-  const int tile = tile_rows(step.count, most_rows(step.kernels, reading_));
-  u8* to = step.tiles[static_cast<int>(reading_)].as<u8>() + row / tile * tile_bytes(reading_, padded_, tile);
-  step.kernels.read(reading_, step.at(x_, row), x_.width, padded_, to, tile, row % tile);
+  const int tile = tile_rows(step.count, most_rows(step.kernels, reading_)), number = row / tile;
+  u8* to = step.tiles[static_cast<int>(reading_)].as<u8>() + number * tile_bytes(reading_, padded_, tile);
+  step.kernels.read(reading_, step.at(x_, row), x_.width, padded_, to, rows_of_tile(step.count, tile, number), row % tile);
 }
 
 Linear::Linear(Span out, std::vector<Weights> weights, Finish finish)
@@ -85,25 +85,40 @@ void Linear::item(Step& step, int number, Scratch& scratch) {
   const int part = number % parts_, first = tiles * part / parts_, last = tiles * (part + 1) / parts_;
   const std::size_t bytes = (last - first) * tile_bytes(kind, weights.matrix->padded(), tile);
   if (bytes <= NEAR_CACHE) {
-    for (int p = run.first; p < run.last; p++)
-      for (int t = first; t < last; t++) panel(step, weights, p, t, scratch);
+    for (int p = run.first; p < run.last; p++) {
+      Pass pass = ahead(number, p, last - first);
+      for (int t = first; t < last; t++, pass.before++) panel(step, weights, p, t, pass, scratch);
+    }
   } else {
     for (int t = first; t < last; t++)
-      for (int p = run.first; p < run.last; p++) panel(step, weights, p, t, scratch);
+      for (int p = run.first; p < run.last; p++) panel(step, weights, p, t, {t - first}, scratch);
   }
 }
 
-void Linear::panel(Step& step, const Weights& weights, int number, int t, Scratch& scratch) {
+// A panel that is gone through so many times: meanwhile the panel after it may come from memory, of this run or
+// of the next, which is mostly the same thread's. Where it is gone through once, memory is busy with it.
+Pass Linear::ahead(int number, int panel, int times) const {
+  Pass pass{0, times};
+  const Run& run = runs_[number / parts_];
+  const bool within = panel + 1 < run.last;
+  if (times == 1 || parts_ > 1 || (!within && number + 1 == static_cast<int>(runs_.size()))) return pass;
+  const Run& next = within ? run : runs_[number + 1];
+  const auto& matrix = *weights_[next.weights].matrix;
+  pass.after = matrix.panel(within ? panel + 1 : next.first), pass.bytes = matrix.panel_bytes();
+  return pass;
+}
+
+void Linear::panel(Step& step, const Weights& weights, int number, int t, Pass pass, Scratch& scratch) {
   const auto& matrix = *weights.matrix;
   const auto kind = reading(matrix.kind());
   const int tile = tile_rows(step.count, most_rows(step.kernels, kind));
   const u8* rows = step.tiles[static_cast<int>(kind)].as<u8>() + t * tile_bytes(kind, matrix.padded(), tile);
-  step.kernels.linear(matrix, number, rows, tile, t == 0, scratch.products);
+  const int count = rows_of_tile(step.count, tile, t);
+  step.kernels.linear(matrix, number, rows, count, pass, scratch.products);
   Finish finish = finish_;
   finish.bias = bias_of(weights, number);
   const auto to = columns_of(weights, number, finish_.gated, out_.width);
-  step.kernels.finish(finish, scratch.products, std::min(tile, step.count - t * tile), step.at(out_, t * tile) + to.from,
-                      step.strides[out_.buffer], to.wide);
+  step.kernels.finish(finish, scratch.products, count, step.at(out_, t * tile) + to.from, step.strides[out_.buffer], to.wide);
 }
 
 void ExpertRead::reserve(Step& step, int rows) {
@@ -144,16 +159,17 @@ void ExpertLinear::item(Step& step, int number, Scratch& scratch) {
   std::vector<int> rows(takers);
   if (!from_picks_)
     for (auto& row : rows) row /= top_k;
-  const int tile = tile_rows(static_cast<int>(rows.size()), most_rows(step.kernels, kind));
-  scratch.tile.reserve(tile_bytes(kind, matrix.padded(), tile));
-  for (std::size_t at = 0; at < rows.size(); at += tile) {
+  const int taken = static_cast<int>(rows.size()), most = tile_rows(taken, most_rows(step.kernels, kind));
+  scratch.tile.reserve(tile_bytes(kind, matrix.padded(), most));
+  for (int at = 0; at < taken; at += most) {
+    const int tile = rows_of_tile(taken, most, at / most);
     collect(kind, rows, at, tile, step.tiles[static_cast<int>(kind)].as<u8>(), matrix.padded(), scratch.tile.as<u8>());
     for (int p = run.first; p < run.last; p++) {
-      step.kernels.linear(matrix, p, scratch.tile.as<u8>(), tile, at == 0, scratch.products);
+      step.kernels.linear(matrix, p, scratch.tile.as<u8>(), tile, {at / most}, scratch.products);
       Finish finish = finish_;
       finish.bias = bias_of(weights, p);
       const auto to = columns_of(weights, p, finish_.gated, width);
-      for (std::size_t t = 0; t < std::min<std::size_t>(tile, rows.size() - at); t++) {
+      for (int t = 0; t < tile; t++) {
         const int pick = takers[at + t];
         step.kernels.finish(finish, scratch.products + t * PANEL, 1,
                             step.at(out_, pick / top_k) + pick % top_k * width + to.from, 0, to.wide);

@@ -36,7 +36,8 @@ class Linear final : public Phase {
   struct Run {
     int weights, first, last;  // panels
   };
-  void panel(Step&, const Weights&, int number, int tile, Scratch&);
+  Pass ahead(int number, int panel, int times) const;
+  void panel(Step&, const Weights&, int number, int tile, Pass, Scratch&);
 
   Span out_;
   std::vector<Weights> weights_;

@@ -57,8 +57,9 @@ struct Step {
   float* at(const Span& span, int row) const { return buffers[span.buffer] + row * strides[span.buffer] + span.start; }
 };
 
-// How many rows a tile of x has: as few tiles as can be, of one size.
+// How many rows a tile of x has: as few tiles as can be, of one size but for the last.
 inline int tile_rows(int count, int most) { return count == 0 ? 1 : ceil_div(count, ceil_div(count, most)); }
+inline int rows_of_tile(int count, int tile, int number) { return std::min(tile, count - tile * number); }
 
 inline int most_rows(const Kernels& kernels, Reading reading) {
   return reading == Reading::Codes ? kernels.code_tile : kernels.plain_tile;

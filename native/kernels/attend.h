@@ -6,25 +6,12 @@
 #include <cmath>
 #include <limits>
 
+#include "ahead.h"
 #include "rows.h"
 
 namespace qkv::QKV_ISA {
 
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
-
-// What is read next, half a split from here, comes from memory while this half is computed: values during the
-// scores, the next split's keys during the mixing. Line for line: a burst of them would hold up what is read now.
-class Ahead {
- public:
-  explicit Ahead(const u8* at) : at_(at) {}
-  void fetch(int bytes) {  // as many as were read
-    for (int i = 0; at_ != nullptr && i < bytes; i += 64) prefetch_later(at_ + i);
-    at_ += at_ != nullptr ? bytes : 0;
-  }
-
- private:
-  const u8* at_;  // null: nothing
-};
 
 struct HeldF32 {
   static constexpr int unit = 1;  // dimensions of a key that stand together
@@ -142,7 +129,7 @@ void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks,
   for (int b = 0; b < SPLIT_BLOCKS; b++) {
     if (blocks[b].key == nullptr) continue;
     F found[R];
-    Held::template scores<R>(shape, q, blocks[b].key, Ahead(q.once ? blocks[b].value : nullptr), found);
+    Held::template scores<R>(shape, q, blocks[b].key, Ahead(q.once ? blocks[b].value : nullptr, shape.value_bytes()), found);
     for (int r = 0; r < R; r++)
       store(scores + r * SPLIT + b * LANES, adjusted(q, r, found[r], first + b * LANES));
   }
@@ -176,7 +163,7 @@ void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks,
       for (int n = 0; n < N; n++) mixed[r][n] = set(0.0f);
     for (int b = 0; b < SPLIT_BLOCKS; b++)
       if (blocks[b].key != nullptr) {
-        const Ahead ahead(q.once && column == 0 && next != nullptr ? next[b].key : nullptr);
+        const Ahead ahead(q.once && column == 0 && next != nullptr ? next[b].key : nullptr, shape.key_bytes());
         Held::template mix<R, N>(shape, blocks[b].value, ahead, weights + b * LANES, column, mixed);
       }
     for (int r = 0; r < R; r++)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../kernels.h"
+#include "ahead.h"
 
 namespace qkv::QKV_ISA {
 
@@ -9,11 +10,30 @@ namespace qkv::QKV_ISA {
 #define QKV_UNROLL_ROWS _Pragma("GCC unroll 16")
 #define QKV_UNROLL_BLOCKS _Pragma("GCC unroll 4")
 
-constexpr int AHEAD = 2048;  // bytes asked for before they are needed, across the ends of pages
+constexpr int NEAR = 2048;  // bytes asked for before they are needed, across the ends of pages
 
-inline void fetch(const u8* at, int bytes) {
-  for (int i = 0; i < bytes; i += ROUND_LINE) prefetch(at + AHEAD + i);
-}
+// Asks for what comes next: of the panel itself where it comes from memory; and each time it is gone through for
+// a part of what the thread reads afterwards, which memory has nothing else to do for.
+class Fetch {
+ public:
+  Fetch() = default;
+  Fetch(Pass pass, int steps) : near_(pass.before == 0) {
+    if (pass.after == nullptr) return;
+    const int lines = ceil_div(static_cast<int>(pass.bytes / ROUND_LINE), pass.times);
+    each_ = ceil_div(lines, steps) * ROUND_LINE;
+    later_ = Ahead(pass.after + std::size_t(lines) * ROUND_LINE * pass.before, std::size_t(lines) * ROUND_LINE);
+  }
+  // before each step, which reads so many bytes
+  void operator()(const u8* at, int bytes) {
+    for (int i = 0; near_ && i < bytes; i += ROUND_LINE) prefetch(at + NEAR + i);
+    later_.fetch(each_);
+  }
+
+ private:
+  bool near_ = false;
+  int each_ = 0;
+  Ahead later_;
+};
 
 // The codes of 16 rows x 4 columns: step `s` of the 8 of a record.
 template <int BITS>
@@ -69,7 +89,7 @@ struct Coded {
   static F halves_at(const u8* at, int block) { return qkv::QKV_ISA::halves(at + block * LANES * 2); }
 
   template <int T>
-  static void panel(const u8* at, const u8* rows, int groups, bool first, int block0, float* out) {
+  static void panel(const u8* at, const u8* rows, int groups, Fetch fetch, int block0, float* out) {
     F total[T][BLOCKS];
     QKV_UNROLL_ROWS
     for (int t = 0; t < T; t++)
@@ -88,7 +108,7 @@ struct Coded {
           at += header;
         }
       }
-      if (first) fetch(at, record);
+      fetch(at, record);
       const u8* scales = at + code_bytes;
       for (int run = 0; run < halves; run++) {
         I products[T][BLOCKS];
@@ -140,14 +160,14 @@ struct Coded {
 
 struct Bf16 {
   template <int T>
-  static void panel(const u8* at, const u8* rows, int columns, bool first, int block0, float* out) {
+  static void panel(const u8* at, const u8* rows, int columns, Fetch fetch, int block0, float* out) {
     F total[T][BLOCKS];
     QKV_UNROLL_ROWS
     for (int t = 0; t < T; t++)
       QKV_UNROLL_BLOCKS
       for (int b = 0; b < BLOCKS; b++) total[t][b] = set(0.0f);
     for (int c = 0; c < columns; c += 2, at += 128, rows += T * 4) {
-      if (first) fetch(at, 128);
+      fetch(at, 128);
       QKV_UNROLL_ROWS
       for (int t = 0; t < T; t++) {
         const i32 pair = word_at(rows + t * 4);
@@ -166,7 +186,7 @@ struct Bf16 {
 template <bool HALF>
 struct Plain {
   template <int T>
-  static void panel(const u8* at, const u8* rows, int columns, bool first, int block0, float* out) {
+  static void panel(const u8* at, const u8* rows, int columns, Fetch fetch, int block0, float* out) {
     constexpr int bytes = HALF ? 64 : 128;
     F total[T][BLOCKS];
     QKV_UNROLL_ROWS
@@ -174,7 +194,7 @@ struct Plain {
       QKV_UNROLL_BLOCKS
       for (int b = 0; b < BLOCKS; b++) total[t][b] = set(0.0f);
     for (int c = 0; c < columns; c++, at += bytes, rows += T * 4) {
-      if (first) fetch(at, bytes);
+      fetch(at, bytes);
       F w[BLOCKS];
       QKV_UNROLL_BLOCKS
       for (int b = 0; b < BLOCKS; b++) {
@@ -198,31 +218,31 @@ struct Plain {
 
 // The kernel for a tile of so many rows, of those from MOST down.
 template <class Kind, int MOST>
-void tiled(const Matrix& matrix, int number, const u8* rows, int tile, bool first, float* out) {
+void tiled(const Matrix& matrix, int number, const u8* rows, int tile, Pass pass, float* out) {
   if constexpr (MOST > 1) {
-    if (tile < MOST) return tiled<Kind, MOST - 1>(matrix, number, rows, tile, first, out);
+    if (tile < MOST) return tiled<Kind, MOST - 1>(matrix, number, rows, tile, pass, out);
   }
   const int length = matrix.kind().quantised() ? matrix.padded() / GROUP : matrix.padded();
   for (int block = 0; block < PANEL / LANES; block += BLOCKS)
-    Kind::template panel<MOST>(matrix.panel(number), rows, length, first && block == 0, block, out);
+    Kind::template panel<MOST>(matrix.panel(number), rows, length, block == 0 ? Fetch(pass, length) : Fetch(), block, out);
 }
 
-inline void linear(const Matrix& matrix, int number, const u8* rows, int tile, bool first, float* out) {
+inline void linear(const Matrix& matrix, int number, const u8* rows, int tile, Pass pass, float* out) {
   switch (matrix.format()) {
-    case Format::F32: return tiled<Plain<false>, PLAIN_TILE>(matrix, number, rows, tile, first, out);
-    case Format::F16: return tiled<Plain<true>, PLAIN_TILE>(matrix, number, rows, tile, first, out);
-    case Format::BF16: return tiled<Bf16, PLAIN_TILE>(matrix, number, rows, tile, first, out);
-    case Format::Q4_0: return tiled<Coded<4, 8, Scaling::Scale>, CODE_TILE>(matrix, number, rows, tile, first, out);
+    case Format::F32: return tiled<Plain<false>, PLAIN_TILE>(matrix, number, rows, tile, pass, out);
+    case Format::F16: return tiled<Plain<true>, PLAIN_TILE>(matrix, number, rows, tile, pass, out);
+    case Format::BF16: return tiled<Bf16, PLAIN_TILE>(matrix, number, rows, tile, pass, out);
+    case Format::Q4_0: return tiled<Coded<4, 8, Scaling::Scale>, CODE_TILE>(matrix, number, rows, tile, pass, out);
     case Format::Q4_1:
-      return tiled<Coded<4, 0, Scaling::ScaleAndMinimum>, CODE_TILE>(matrix, number, rows, tile, first, out);
-    case Format::Q5_0: return tiled<Coded<5, 16, Scaling::Scale>, CODE_TILE>(matrix, number, rows, tile, first, out);
+      return tiled<Coded<4, 0, Scaling::ScaleAndMinimum>, CODE_TILE>(matrix, number, rows, tile, pass, out);
+    case Format::Q5_0: return tiled<Coded<5, 16, Scaling::Scale>, CODE_TILE>(matrix, number, rows, tile, pass, out);
     case Format::Q5_1:
-      return tiled<Coded<5, 0, Scaling::ScaleAndMinimum>, CODE_TILE>(matrix, number, rows, tile, first, out);
-    case Format::Q8_0: return tiled<Coded<8, 128, Scaling::Scale>, CODE_TILE>(matrix, number, rows, tile, first, out);
-    case Format::Q4_K: return tiled<Coded<4, 0, Scaling::Nested>, CODE_TILE>(matrix, number, rows, tile, first, out);
-    case Format::Q5_K: return tiled<Coded<5, 0, Scaling::Nested>, CODE_TILE>(matrix, number, rows, tile, first, out);
+      return tiled<Coded<5, 0, Scaling::ScaleAndMinimum>, CODE_TILE>(matrix, number, rows, tile, pass, out);
+    case Format::Q8_0: return tiled<Coded<8, 128, Scaling::Scale>, CODE_TILE>(matrix, number, rows, tile, pass, out);
+    case Format::Q4_K: return tiled<Coded<4, 0, Scaling::Nested>, CODE_TILE>(matrix, number, rows, tile, pass, out);
+    case Format::Q5_K: return tiled<Coded<5, 0, Scaling::Nested>, CODE_TILE>(matrix, number, rows, tile, pass, out);
     case Format::Q6_K:
-      return tiled<Coded<6, 32, Scaling::NestedBySixteen>, CODE_TILE>(matrix, number, rows, tile, first, out);
+      return tiled<Coded<6, 32, Scaling::NestedBySixteen>, CODE_TILE>(matrix, number, rows, tile, pass, out);
   }
 }
 

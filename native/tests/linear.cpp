@@ -52,7 +52,7 @@ void products(const Kernels& kernels, Record& record, const Matrix& matrix, cons
   for (const auto& row : rows) seen.push_back(as_read(kind, row));
   for (int panel = 0; panel < matrix.panels(); panel++) {
     std::vector<float> out(tile * PANEL, NO_NUMBER);
-    kernels.linear(matrix, panel, read_rows.data(), tile, panel % 2 == 0, out.data());
+    kernels.linear(matrix, panel, read_rows.data(), tile, {panel % 2, 2, panel % 3 ? matrix.panel(0) : nullptr, matrix.panel_bytes()}, out.data());
     const auto places = rows_of(panel, from.rows, paired);
     for (int t = 0; t < tile; t++) {
       for (int r = 0; r < PANEL; r++) {
@@ -66,7 +66,7 @@ void products(const Kernels& kernels, Record& record, const Matrix& matrix, cons
                     "tile, panel, row of x and of weights", {tile, panel, t, r});
       }
       std::vector<float> alone(PANEL);
-      kernels.linear(matrix, panel, read(kernels, matrix, {rows[t]}).data(), 1, false, alone.data());
+      kernels.linear(matrix, panel, read(kernels, matrix, {rows[t]}).data(), 1, {1}, alone.data());
       record.same({out.begin() + t * PANEL, out.begin() + (t + 1) * PANEL}, alone,
                   "not the same as alone: tile, panel, row", {tile, panel, t});
     }
@@ -95,7 +95,7 @@ void unsound(const Kernels& kernels, Record& record, const Matrix& matrix) {
     for (int place = 0; place < matrix.columns(); place += 5) {
       std::vector<float> x(matrix.columns(), 0.5f), out(PANEL);
       x[place] = bad;
-      kernels.linear(matrix, 0, read(kernels, matrix, {x}).data(), 1, true, out.data());
+      kernels.linear(matrix, 0, read(kernels, matrix, {x}).data(), 1, {}, out.data());
       bool any = false;
       for (float each : out) any |= std::isfinite(each);
       record.that(!any, "a number from what is none, at", {place});
