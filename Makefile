@@ -18,7 +18,7 @@ NATIVE_CHECK = cmake -G Ninja -S native -B build/check$(1) -DQKV_BUILD_MODULE=OF
 ARM := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
 	"-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu"
 
-.PHONY: run chat test test-slow lint format fuzz native-check bench bench-explain clean FORCE
+.PHONY: run chat test test-slow lint format fuzz native-check bench bench-explain bench-plan clean FORCE
 .NOTPARALLEL:
 
 # without a compiler a user goes on without the C++ runtime; under test that is a failure
@@ -71,6 +71,10 @@ bench: $(RUN_READY)
 bench-explain: $(TEST_READY)
 	@$(BIN)/python -m benchmarks.environments transformer_lens
 	@$(BIN)/python -m benchmarks.explain $(BENCH)
+
+# What plans say beside what runs take: some twenty minutes, on a machine that does nothing else.
+bench-plan: $(TEST_READY)
+	@$(BIN)/python -m benchmarks.planned $(BENCH)
 
 # a Python without ensurepip makes an environment without pip: the outer pip then brings it in
 $(BIN)/python:
