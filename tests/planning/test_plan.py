@@ -298,7 +298,19 @@ def test_many_rows_compute_and_one_of_them_answers() -> None:
     inside = 2 * (8_030_261_248 - 2 * 128_256 * 4096 - 65 * 4096)
     head = 2 * 128_256 * 4096
     pairs = 512 * 513 / 2 * 32 * 4 * 32 * 128
-    assert found.seconds == pytest.approx((512 * inside + head + pairs) / 1e12 + 1e-3 + 32e-5)
+    computing, reading = (512 * inside + head) / 1e12, (16_060_522_496 - head) / 10e9
+    products = (computing**3 + reading**3) ** (1 / 3)  # both at once
+    assert reading < 0.25 * computing and products == pytest.approx(computing, rel=0.005)
+    assert found.seconds == pytest.approx(products + pairs / 1e12 + 1e-3 + 32e-5)
+
+
+def test_a_few_rows_cost_what_reading_the_weights_does_until_computing_takes_longer() -> None:
+    costs = Costs(LLAMA, stored("bf16"), PLAIN)
+    read, flops = read_in_a_step(LLAMA, stored("bf16"), 1)
+    assert costs.products(2, 2)[0] == pytest.approx(read / 10e9, rel=1e-4)
+    assert costs.products(2000, 2000)[0] == pytest.approx(2000 * flops / 1e12, rel=1e-3)
+    alike = round(read / 10e9 / (flops / 1e12))
+    assert costs.products(alike, alike)[0] == pytest.approx(2 ** (1 / 3) * read / 10e9, rel=0.01)
 
 
 def test_of_experts_those_are_read_that_some_row_picks() -> None:

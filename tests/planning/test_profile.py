@@ -15,6 +15,7 @@ from qkv.cli import app
 from qkv.errors import CheckpointError
 from qkv.planning import Profile, plan
 from qkv.planning.cache import layers
+from qkv.planning.timing import overlapped
 from qkv.planning.weights import read_in_a_step, stored
 from qkv.runtime.built import missing
 
@@ -28,7 +29,8 @@ def taken(shape: Shape, format: str, costs: Solved) -> Steps:
     row = beside + read / costs.weights
     (kept,) = layers(shape.model, "bf16")
     far = row + LONG * kept.count * kept.per_token / costs.cache
-    some = row + (SOME - 1) * (shape.layers * costs.row + flops / costs.few)
+    meanwhile = overlapped(read / costs.weights, SOME * flops / costs.few)
+    some = beside + shape.layers * costs.row * SOME + meanwhile
     per_pair = 4 * shape.heads * 64 * shape.layers
 
     def among(rows: int, start: int) -> float:

@@ -210,9 +210,12 @@ def solve(format: str, kv: str, bandwidth: float, taken: Mapping[Shape, Steps]) 
     }
     compute = MANY * (size[WIDE][1] - size[NARROW][1]) / max(each[WIDE] - each[NARROW], 1e-9)
     row = max(0.0, each[NARROW] / MANY - size[NARROW][1] / compute)
-    added = sum(taken[s].some - taken[s].row - s.layers * row * (SOME - 1) for s in (NARROW, WIDE))
+    computing = 0.0
+    for shape in (NARROW, WIDE):
+        products = taken[shape].some - shape.layers * (layer + row * SOME)
+        computing += max(1e-15, products**3 - (read[shape] / weights) ** 3) ** (1 / 3)
     flops = sum(shape.layers * size[shape][1] for shape in (NARROW, WIDE))
-    few = min((SOME - 1) * flops / max(added, 1e-9), compute)
+    few = min(SOME * flops / computing, compute)
     held = sum(one.per_token * one.count for s in (NARROW, WIDE) for one in layers(s.model, kv))
     cache = LONG * held / (narrow.far_row - narrow.row + wide.far_row - wide.row)
     return Solved(weights, few, compute, cache, attention, layer, row)
