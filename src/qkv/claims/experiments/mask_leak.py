@@ -2,7 +2,8 @@
 
 Each is trained alike, then asked under the causal mask with the same weights. A sample is written from a
 text's beginning, token by token, each model with its own mask; it is garbage to the extent that its words
-are in no text. The Jacobian test asks whether an output depends on later inputs.
+are in no text. The Jacobian test asks whether an output depends on later inputs. Matrices start at
+1 / sqrt(inputs): at GPT-2's 0.02 a model without a mask had not found the next token after 800 steps.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.data import Corpus, characters, text
 from qkv.claims.judging import below, within
-from qkv.claims.models import initialised, small_lm
+from qkv.claims.models import fan_in, initialised, small_lm
 from qkv.claims.training import held_out, mean_loss, next_token_loss, train, windows
 from qkv.nn import Taps, Transformer, tap_names
 
@@ -38,7 +39,7 @@ def measure(run: Run) -> Figures:
     known = set(words_of(text(corpus.name)))
     found: Figures = {"corpus": corpus.name}
     for name, mask in MASKS.items():
-        network = initialised(described(corpus, mask), run.generator("weights"))
+        network = initialised(described(corpus, mask), run.generator("weights"), fan_in)
         batches = windows(corpus.tokens[: -rows.numel()], LENGTH, BATCH, run.generator("batches"))
         curve = train(
             network,
@@ -49,7 +50,7 @@ def measure(run: Run) -> Figures:
             note=name,
             points=40,
         )
-        causal = initialised(described(corpus, spec.Causal()), run.generator("weights"))
+        causal = initialised(described(corpus, spec.Causal()), run.generator("weights"), fan_in)
         causal.load_state_dict(network.state_dict())
         written = corpus.decode(sample(network, rows[0, :16], run.of(400, 20), run.generator("sample")))
         found[name] = {
