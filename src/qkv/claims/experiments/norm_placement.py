@@ -3,7 +3,8 @@
 Weights start by Glorot's rule without a factor for depth, as in Xiong et al. 2020 (section 3.1), which
 trains with Adam too. All variants start from the same weights and read the same batches. A run counts as
 stalled where its last loss is within a tenth of that of the characters' frequencies alone, or where it
-diverged; as fine where it is not. The warm-up is half of the training: after a warm-up of 100 steps all of 300 stalled.
+diverged; as fine where it is not. The warm-up is half of the training: after one of 100 steps, all that
+trained for 300 stalled.
 """
 
 from __future__ import annotations
