@@ -128,7 +128,7 @@ void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks,
   alignas(64) Weight weights[R * SPLIT];
   for (int b = 0; b < SPLIT_BLOCKS; b++) {
     if (blocks[b].key == nullptr) continue;
-    F found[R];
+    F found[R];  // meanwhile the values come from memory, and during the mixing the next split's keys
     Held::template scores<R>(shape, q, blocks[b].key, Ahead(q.once ? blocks[b].value : nullptr, shape.value_bytes()), found);
     for (int r = 0; r < R; r++)
       store(scores + r * SPLIT + b * LANES, adjusted(q, r, found[r], first + b * LANES));

@@ -52,7 +52,8 @@ void products(const Kernels& kernels, Record& record, const Matrix& matrix, cons
   for (const auto& row : rows) seen.push_back(as_read(kind, row));
   for (int panel = 0; panel < matrix.panels(); panel++) {
     std::vector<float> out(tile * PANEL, NO_NUMBER);
-    kernels.linear(matrix, panel, read_rows.data(), tile, {panel % 2, 2, panel % 3 ? matrix.panel(0) : nullptr, matrix.panel_bytes()}, out.data());
+    const Pass pass{panel % 2, 2, panel % 3 ? matrix.panel(0) : nullptr, matrix.panel_bytes()};  // changes no number
+    kernels.linear(matrix, panel, read_rows.data(), tile, pass, out.data());
     const auto places = rows_of(panel, from.rows, paired);
     for (int t = 0; t < tile; t++) {
       for (int r = 0; r < PANEL; r++) {

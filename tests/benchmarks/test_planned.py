@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from benchmarks import planned
 from benchmarks.models import SMOLLM2
 from qkv.planning.timing import Time
@@ -46,3 +48,5 @@ def test_what_is_beyond_its_band_is_named() -> None:
 
 def test_seconds_are_those_of_a_time() -> None:
     assert planned.seconds(Time(0.25, "formula", 0.2)) == 0.25
+    with pytest.raises(ValueError, match="without a profile"):
+        planned.seconds(None)

@@ -54,7 +54,7 @@ class Costs:
         reading = weights / self.devices / at.of(at.weights, format)
         few, many = at.of(at.few, format), at.of(at.compute, format)
         computing = flops / self.devices / (few + (many - few) * _many(rows))
-        seconds = reading if rows == 1 else overlapped(reading, computing)
+        seconds = overlapped(reading, computing)
         words = f"{weights / 1e6:,.0f} MB of weights ({1e3 * reading:.2f} ms)"
         if rows > 1:
             words += f" for {flops / 1e9:,.2f} GFLOP of {rows:,} rows ({1e3 * seconds:.2f} ms in all)"
