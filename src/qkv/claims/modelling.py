@@ -13,7 +13,7 @@ from qkv.charts.pictures import Bar, Series, bars, curves, picture
 from qkv.charts.scales import Axis
 from qkv.claims.claim import Figures, Run
 from qkv.claims.data import Corpus, characters
-from qkv.claims.models import Spread, gpt2, initialised
+from qkv.claims.models import initialised
 from qkv.claims.training import held_out, mean_loss, next_token_loss, train, unigram_entropy, warm_up, windows
 from qkv.nn import Transformer
 
@@ -51,7 +51,6 @@ def trained(
     model: spec.Model,
     text: Reading,
     steps: int,
-    spread: Spread = gpt2,
     residual: float | None = None,
 ) -> tuple[Transformer, Figures]:
     """The network after so many steps, and its loss curve, loss on what is held out and parameters.
@@ -59,7 +58,7 @@ def trained(
     All that a run trains starts from the same random numbers and reads the same batches. The loss is None
     where the training diverged.
     """
-    network = initialised(model, run.generator("weights"), spread, residual)
+    network = initialised(model, run.generator("weights"), residual=residual)
     batches = windows(text.before, LENGTH, BATCH, run.generator("batches"))
     schedule = warm_up(100)
     curve = train(

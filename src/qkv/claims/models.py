@@ -21,11 +21,6 @@ Arrange = Callable[..., spec.Layer]  # pre_norm, post_norm, sandwich, ...
 TABLE = "shared embedding"  # what a model and its head call the table that they share
 
 
-def gpt2(weight: Tensor) -> float:
-    """Radford et al. 2019: 0.02 for all, whatever the size."""
-    return 0.02
-
-
 def fan_in(weight: Tensor) -> float:
     """1 / sqrt(inputs): an output of unit variance from inputs of unit variance. LeCun et al. 1998, 4.6."""
     return float(weight.shape[-1] ** -0.5)
@@ -70,7 +65,7 @@ def small_stack(
     )
     layer = arrange(placed, mixer or spec.Dense("gelu", 4 * width), norm=norm)
     bare = layer.sublayers[-1].post is None
-    # a table that is tied to the head starts at 0.02 or so: scaled, it is as large as positions are
+    # a table that is tied to the head starts at 1 / sqrt(width): scaled, it is as large as positions are
     scale = width**0.5 if isinstance(added, spec.Sinusoidal) else 1.0
     return spec.Stack(
         spec.Tokens(vocab, width, scale=scale, position=added, shared=TABLE),
@@ -93,7 +88,7 @@ def attention_only(attention: spec.Attention, mixer: object, norm: spec.Norm) ->
 def initialised(
     model: spec.Model,
     generator: torch.Generator,
-    spread: Spread = gpt2,
+    spread: Spread = fan_in,
     residual: float | None = None,
 ) -> Transformer:
     """The network of a description with first weights, on torch's fused attention where that can run it.
@@ -118,7 +113,7 @@ def initialised(
     return network
 
 
-def initialise(module: nn.Module, generator: torch.Generator, spread: Spread = gpt2) -> None:
+def initialise(module: nn.Module, generator: torch.Generator, spread: Spread = fan_in) -> None:
     """First weights for any module, of qkv or of torch, in the order of its parameters."""
     done: set[int] = set()
     with torch.no_grad():

@@ -19,7 +19,7 @@ from torch import nn
 from qkv import spec
 from qkv.claims import scores
 from qkv.claims.claim import Figures, Run
-from qkv.claims.models import fan_in, initialise
+from qkv.claims.models import initialise
 from qkv.claims.scores import Row
 from qkv.claims.sentences import Characters, Corpus, Cut, Pair, Pieces, chinese, padded, spanish
 from qkv.claims.training import adam, cosine, train, warm_up
@@ -122,7 +122,7 @@ def built(name: str, sides: Sides, run: Run) -> nn.Module:
     torch.manual_seed(run.number(name))
     model = SYSTEMS[name](sides)
     if isinstance(model, bahdanau.RNNsearch | luong.Luong):
-        initialise(model, run.generator(name), fan_in)
+        initialise(model, run.generator(name))
     return model
 
 

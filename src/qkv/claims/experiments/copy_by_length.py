@@ -23,7 +23,7 @@ from qkv.charts.pictures import HALF, Series, curves, heat, picture
 from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.judging import within
-from qkv.claims.models import fan_in, initialise
+from qkv.claims.models import initialise
 from qkv.claims.tasks import Ragged, ragged, reversed_
 from qkv.claims.training import adam, by_bucket, cosine, train
 from qkv.claims.translating import FIRST, Pairs, like_lengths, paired, said_exactly
@@ -57,7 +57,7 @@ def network(run: Run, model: str) -> RNNsearch:
     torch.manual_seed(run.number("weights"))
     width = run.of(WIDTH, 8)
     made = MODELS[model](Sizes(VOCAB + len(TASKS), VOCAB, width, width, width, width))
-    initialise(made, run.generator("weights"), fan_in)
+    initialise(made, run.generator("weights"))
     for unit in made.modules():
         if isinstance(unit, GRU):
             unit.reset_parameters()

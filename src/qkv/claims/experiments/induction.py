@@ -27,7 +27,7 @@ from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.heads import all_heads, token_losses, weights_by_layer, without
 from qkv.claims.judging import spread, within
-from qkv.claims.models import attention_only, fan_in, initialised, small_lm
+from qkv.claims.models import attention_only, initialised, small_lm
 from qkv.claims.tasks import Repeated, repeated
 from qkv.claims.training import adam, next_token_loss, train, warm_up
 from qkv.explanation import roles
@@ -60,7 +60,7 @@ def trained(
     run: Run, name: str, layers: int, periods: tuple[int, int], test: Repeated
 ) -> tuple[Transformer, Figures]:
     """The network, and the loss on the second copy every so many steps, from before the first on."""
-    network = initialised(described(layers), run.generator("weights"), fan_in)
+    network = initialised(described(layers), run.generator("weights"))
     batches, optimiser = endless(run.generator("batches"), *periods), adam(network)
     steps, every = run.of(2500, 4), run.of(EVERY, 2)
     few = Repeated(test.tokens[:64], test.periods[:64])

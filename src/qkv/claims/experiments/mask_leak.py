@@ -20,7 +20,7 @@ from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.data import Corpus, characters, text
 from qkv.claims.judging import below, within
-from qkv.claims.models import fan_in, initialised, small_lm
+from qkv.claims.models import initialised, small_lm
 from qkv.claims.training import held_out, mean_loss, next_token_loss, train, windows
 from qkv.nn import Taps, Transformer, tap_names
 
@@ -39,7 +39,7 @@ def measure(run: Run) -> Figures:
     known = set(words_of(text(corpus.name)))
     found: Figures = {"corpus": corpus.name}
     for name, mask in MASKS.items():
-        network = initialised(described(corpus, mask), run.generator("weights"), fan_in)
+        network = initialised(described(corpus, mask), run.generator("weights"))
         batches = windows(corpus.tokens[: -rows.numel()], LENGTH, BATCH, run.generator("batches"))
         curve = train(
             network,
@@ -50,7 +50,7 @@ def measure(run: Run) -> Figures:
             note=name,
             points=40,
         )
-        causal = initialised(described(corpus, spec.Causal()), run.generator("weights"), fan_in)
+        causal = initialised(described(corpus, spec.Causal()), run.generator("weights"))
         causal.load_state_dict(network.state_dict())
         written = corpus.decode(sample(network, rows[0, :16], run.of(400, 20), run.generator("sample")))
         found[name] = {

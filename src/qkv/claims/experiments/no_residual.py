@@ -24,7 +24,7 @@ from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.judging import below, spread, within
 from qkv.claims.modelling import LENGTH, Reading, reading, trained
-from qkv.claims.models import Arrange, fan_in, initialised, small_lm, small_stack
+from qkv.claims.models import Arrange, initialised, small_lm, small_stack
 from qkv.nn import Taps, tap_names
 
 LAYERS = 6
@@ -54,7 +54,7 @@ def measure(run: Run) -> Figures:
         model = small_lm(
             text.corpus.vocab, layers=LAYERS, position=spec.Learned(LENGTH), arrange=ARRANGED[name]
         )
-        _, found[name] = trained(run, name, model, text, run.of(600, 3), fan_in, residual=1)
+        _, found[name] = trained(run, name, model, text, run.of(600, 3), residual=1)
     return found
 
 
@@ -68,7 +68,7 @@ def at_the_start(run: Run, name: str, text: Reading) -> list[float]:
         arrange=ARRANGED[name],
     )
     model = spec.Model(stack, None, None)
-    network = initialised(model, run.generator("weights"), fan_in, residual=1)
+    network = initialised(model, run.generator("weights"), residual=1)
     names = ["embedding", *(f"layers.{layer}.output" for layer in range(LAYERS))]
     taps = Taps(names, tap_names(model))
     with torch.no_grad():

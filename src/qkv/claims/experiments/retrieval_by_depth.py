@@ -32,7 +32,7 @@ from qkv.charts.pictures import Series, curves, heat, picture
 from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.judging import below, spread, within
-from qkv.claims.models import fan_in, initialised, small_lm
+from qkv.claims.models import initialised, small_lm
 from qkv.claims.training import adam, train, warm_up
 from qkv.nn import Taps, Transformer, tap_names
 
@@ -67,7 +67,7 @@ def pairs(generator: torch.Generator, rows: int, count: int, asked: int) -> Pair
 
 def measure(run: Run) -> Figures:
     model = small_lm(VOCAB, layers=2, width=run.of(64, 16), position=NEAR)
-    network = initialised(model, run.generator("weights"), fan_in)
+    network = initialised(model, run.generator("weights"))
     steps = run.of(1500, 3)
     curve = train(
         network,

@@ -35,7 +35,7 @@ from qkv.charts.scales import Axis
 from qkv.checkpoints import StoredTensor
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.judging import spread, within
-from qkv.claims.models import fan_in, initialised
+from qkv.claims.models import initialised
 from qkv.engine import Request
 from qkv.engine.limits import Budget
 from qkv.engine.scheduler import Scheduler
@@ -80,7 +80,7 @@ def llama(
     attention = spec.Attention(HEADS, kv_heads, width // HEADS, position=spec.Rotary(), mask=mask)
     layer = spec.pre_norm(attention, spec.Gated("silu", 8 * width // 3), norm=spec.RMSNorm())
     stack = spec.Stack(spec.Tokens(VOCAB, width), (layer,) * 4, spec.RMSNorm())
-    return initialised(spec.Model(decoder=stack, head=spec.Language(VOCAB)), generator, fan_in, 1.0).eval()
+    return initialised(spec.Model(decoder=stack, head=spec.Language(VOCAB)), generator, residual=1).eval()
 
 
 # the same answers

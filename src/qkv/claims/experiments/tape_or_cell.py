@@ -22,7 +22,7 @@ from qkv.charts.pictures import Series, curves, heat, picture
 from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.judging import below, within
-from qkv.claims.models import fan_in, initialise
+from qkv.claims.models import initialise
 from qkv.claims.tasks import recall
 from qkv.claims.training import adam, cosine, train
 from qkv.lineage.lstmn import LSTMN, LSTMNLayer
@@ -97,7 +97,7 @@ class WithTape(Reader):
 
 @torch.no_grad()
 def start(reader: Reader, generator: torch.Generator) -> None:
-    initialise(reader, generator, fan_in)
+    initialise(reader, generator)
     reader.gates().chunk(4)[1].fill_(1)
 
 

@@ -18,7 +18,7 @@ from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.data import characters
 from qkv.claims.judging import below, within
-from qkv.claims.models import fan_in, initialised, small_lm
+from qkv.claims.models import initialised, small_lm
 from qkv.claims.training import held_out, mean_loss, next_token_loss, train, windows
 from qkv.nn import Taps, Transformer, tap_names
 
@@ -34,7 +34,7 @@ def measure(run: Run) -> Figures:
     for name, score in SCORES.items():
         attention = spec.Attention(1, 1, HEAD, score)
         model = small_lm(corpus.vocab, attention=attention, position=spec.Learned(LENGTH))
-        network = initialised(model, run.generator("weights"), fan_in, residual=1)
+        network = initialised(model, run.generator("weights"), residual=1)
         batches = windows(before, LENGTH, BATCH, run.generator("batches"))
         start = at_the_start(network, next(batches))
         steps = run.of(600, 6)

@@ -37,7 +37,7 @@ from qkv.charts.scales import Axis
 from qkv.claims.claim import Check, Figures, Pictures, Run
 from qkv.claims.data import text, there_is
 from qkv.claims.judging import spread, within
-from qkv.claims.models import fan_in, initialise
+from qkv.claims.models import initialise
 from qkv.claims.training import adam, cosine, train, warm_up
 from qkv.lineage.decomposable import DecomposableAttention, Settings
 
@@ -229,7 +229,7 @@ def built(run: Run, variant: Variant, vocab: int, dropout: float) -> Decomposabl
     draw = run.generator("weights")
     model.use_vectors(torch.randn(vocab, WIDTH, generator=draw))
     model.null.copy_(F.normalize(torch.randn(WIDTH, generator=draw), dim=0))
-    initialise(model, draw, fan_in)
+    initialise(model, draw)
     if model.intra is not None and variant.distance:
         nn.init.normal_(model.intra.distance, generator=draw)  # one input each: of variance 1
     elif model.intra is not None:  # at 0, where `initialise` puts them, they tell no places apart
