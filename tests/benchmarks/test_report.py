@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import report
+from benchmarks import report, run
 from benchmarks.cases import Case, Group
 from benchmarks.measure import Measured, Outcome, Started
 from benchmarks.picture import draw, rows
@@ -25,7 +27,7 @@ def outcome(*decode: float, others: float = 0.0) -> Outcome:
 def measured() -> Measured:
     refused = Outcome(error="CTranslate2 has\nno such weights.")
     engines = {"qkv": outcome(190.0, 200.0, 210.0), "llama": outcome(90.0, 100.0, others=0.2), "ct2": refused}
-    return Measured(Case(GROUP), 150e6, engines)
+    return Measured(Case(GROUP), 150e6, engines, "2026-01-02 03:04 UTC")
 
 
 def test_a_row_has_medians_spreads_the_share_and_how_many_rounds_were_quiet(measured: Measured) -> None:
@@ -52,11 +54,27 @@ def test_the_page_says_the_limit_the_load_and_what_was_not_measured(measured: Me
     memory = {"resident": 250e6, "peak": 300e6, "anonymous": 100e6}
     started = [Started(GROUP, "qkv", "qkv 0.1.0", "Q8_0", seconds=[0.5, 0.4, 0.6], memory=memory)]
     page = report.document(facts, [measured], started)
-    assert "load average before: 0.5, 1.0, 2.0" in page
-    assert "150.0 MB a token: at most 200 tokens/s" in page
+    assert "load average before the last run, 2026-01-02: 0.5, 1.0, 2.0" in page
+    assert "150.0 MB a token: at most 200 tokens/s. Measured 2026-01-02 03:04 UTC." in page
     assert "| qkv: smollm2-135m Q8_0, 2 threads | **0.50** (0.40-0.60) | 250 | 300 |" in page
     assert "- ct2: CTranslate2 has no such weights (1 case)" in page
     assert page.index("one stream") < page.index("Start and memory")
+
+
+def test_a_run_of_a_part_keeps_the_others_and_their_dates(measured: Measured, tmp_path: Path) -> None:
+    machine = {"processor": "Zen 4", "cores": 2, "instructions": ["avx512f"], "system": "Linux 6"}
+    facts = {"date": "2026-01-02", "machine": machine, "load_average": (0.5, 1.0, 2.0)}
+    many = replace(measured, case=Case(GROUP, streams=8))
+    memory = {"resident": 250e6, "peak": 300e6}
+    starts = [Started(GROUP, name, name, seconds=[0.5], memory=memory) for name in ("qkv", "llama")]
+    run.write(tmp_path, facts, [measured, many], starts)
+    assert run.kept(tmp_path) == ([measured, many], starts)
+    again = replace(measured, case=Case(GROUP, rounds=3), outcomes={"qkv": outcome(300.0)}, date="2026-02-03")
+    longer = replace(measured, case=Case(GROUP, prompt=1024))
+    assert run.joined([measured, many], [longer, again]) == [again, many, longer]
+    later = replace(starts[1], seconds=[0.2])
+    assert run.renewed(starts, [later]) == [starts[0], later]
+    assert run.kept(tmp_path / "none") == ([], [])
 
 
 def test_the_picture_has_a_bar_for_each_engine_and_both_speeds(measured: Measured) -> None:
