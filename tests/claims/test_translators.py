@@ -52,6 +52,18 @@ def test_a_system_starts_the_same_from_the_same_seed_and_alone(name: str) -> Non
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
+@pytest.mark.parametrize("name", ["RNNencdec", "global, general"])
+def test_recurrent_models_start_by_their_number_of_inputs_which_is_one_for_a_word(name: str) -> None:
+    stds = [
+        float(p.detach().std())
+        for p in built(name, Sides(2000, 2000, 50, 8), RUN).parameters()
+        if p.ndim == 2
+    ]
+    tables = [std for std in stds if std > 0.5]
+    assert tables == pytest.approx([1.0, 1.0], rel=0.02)
+    assert all(0.05 < std < 0.1 for std in stds if std not in tables)  # 256 or 128 inputs
+
+
 def test_sizes_are_within_a_factor_of_two() -> None:
     sides = Sides(2000, 2000, 50, 8)
     sizes = [sum(one.numel() for one in built(name, sides, RUN).parameters()) for name in SYSTEMS]
