@@ -40,5 +40,5 @@ def test_what_is_trained_alike_comes_out_alike_and_is_measured_on_what_is_held_o
 def test_a_training_that_diverges_has_no_loss() -> None:
     text = split(corpus(), 4)
     model = small_lm(7, width=16, heads=2, layers=1, position=spec.Rotary())
-    _, found = trained(RUN, "wild", model, text, 5, lambda weight: float("inf"))
+    _, found = trained(RUN, "wild", model, text, 5, residual=float("inf"))
     assert found["held_out"] is None and found["curve"]["diverged"] == 1
