@@ -70,7 +70,7 @@ def main(
     measured, started = kept(place) if only else ([], [])
     for group, here in cases.grouped(chosen).items():
         more, begun = bench.group(group, here)
-        measured, started = joined(measured, more), renewed(started, begun)
+        measured, started = joined(measured, more), added(started, begun)
         write(place, facts, measured, started)  # after each group: a run that is stopped keeps what it has
     say(f"Written to {place}")
 
@@ -109,10 +109,10 @@ def joined(before: list[measure.Measured], now: list[measure.Measured]) -> list[
     return found
 
 
-def renewed(before: list[measure.Started], now: list[measure.Started]) -> list[measure.Started]:
-    """Starts and memory, by engine and group: those of now, and of before where there are none of now."""
-    found = {(each.group, each.engine): each for each in before}
-    return list((found | {(each.group, each.engine): each for each in now}).values())
+def added(before: list[measure.Started], now: list[measure.Started]) -> list[measure.Started]:
+    """Those of engines and groups without any as well: a part of a group's cases needs less memory."""
+    held = {(each.group, each.engine) for each in before}
+    return before + [each for each in now if (each.group, each.engine) not in held]
 
 
 def write(

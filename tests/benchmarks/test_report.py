@@ -72,8 +72,8 @@ def test_a_run_of_a_part_keeps_the_others_and_their_dates(measured: Measured, tm
     again = replace(measured, case=Case(GROUP, rounds=3), outcomes={"qkv": outcome(300.0)}, date="2026-02-03")
     longer = replace(measured, case=Case(GROUP, prompt=1024))
     assert run.joined([measured, many], [longer, again]) == [again, many, longer]
-    later = replace(starts[1], seconds=[0.2])
-    assert run.renewed(starts, [later]) == [starts[0], later]
+    again, more = replace(starts[1], seconds=[0.2]), replace(starts[1], engine="ct2")
+    assert run.added(starts, [again, more]) == [*starts, more]
     assert run.kept(tmp_path / "none") == ([], [])
 
 
