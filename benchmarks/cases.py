@@ -50,6 +50,7 @@ def full(threads: Iterable[int]) -> list[Case]:
         found += [Case(group, 8192 - 64, 64, rounds=3)]
         found += [Case(group, 512, 64, streams, rounds=3) for streams in (8, 32)]
     found += [Case(Group(SMOLLM2, "Q4_0", most), 512, 64, 32, rounds=3)]
+    found += [Case(Group(SMOLLM2, "BF16", most), 512, 64, 8, rounds=3)]  # all that transformers has of these
     for type in ("Q8_0", "Q4_0", "Q4_K", "BF16"):
         found += [Case(Group(RANDOM_1B, type, count), 512, 64) for count in threads]
     found += [Case(Group(GEMMA, "Q4_K_M", most)), Case(Group(RANDOM_QWEN, "Q8_0", most), 512, 64)]
