@@ -12,7 +12,7 @@ class Ahead {
   Ahead() = default;
   Ahead(const u8* from, std::size_t bytes) : at_(from), end_(from == nullptr ? nullptr : from + bytes) {}
   void fetch(int bytes) {
-    for (int i = 0; at_ < end_ && i < bytes; i += ROUND_LINE, at_ += ROUND_LINE) prefetch_later(at_);
+    for (int i = 0; at_ < end_ && i < bytes; i += ROUND_LINE, at_ += ROUND_LINE) prefetch(at_);
   }
 
  private:

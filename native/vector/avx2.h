@@ -157,7 +157,6 @@ inline F dot2(F to, const u16* pairs, i32 x) {
   return {eight(to.a, _mm256_loadu_si256(whole(pairs))), eight(to.b, _mm256_loadu_si256(whole(pairs + 16)))};
 }
 
-inline void prefetch(const u8* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0); }
-inline void prefetch_later(const u8* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1); }  // to the second level
+inline void prefetch(const u8* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1); }  // to the second level
 
 }  // namespace qkv::QKV_ISA

@@ -81,7 +81,6 @@ inline F dot2(F to, const u16* pairs, i32 x) {
   return {_mm512_dpbf16_ps(to.v, (__m512bh)_mm512_loadu_si512(pairs), (__m512bh)_mm512_set1_epi32(x))};
 }
 
-inline void prefetch(const u8* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0); }
-inline void prefetch_later(const u8* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1); }  // to the second level
+inline void prefetch(const u8* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1); }  // to the second level
 
 }  // namespace qkv::QKV_ISA

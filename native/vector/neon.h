@@ -141,7 +141,6 @@ inline F dot2(F to, const u16* pairs, i32 x) {
   });
 }
 
-inline void prefetch(const u8* at) { __builtin_prefetch(at); }
-inline void prefetch_later(const u8* at) { __builtin_prefetch(at, 0, 2); }  // to the second level
+inline void prefetch(const u8* at) { __builtin_prefetch(at, 0, 2); }  // to the second level
 
 }  // namespace qkv::QKV_ISA

@@ -109,6 +109,5 @@ inline F dot2(F to, const u16* pairs, i32 x) {
 }
 
 inline void prefetch(const u8*) {}
-inline void prefetch_later(const u8*) {}
 
 }  // namespace qkv::QKV_ISA
