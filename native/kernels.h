@@ -114,7 +114,7 @@ struct Kernels {
   // Row `place` of a tile of `tile` rows is filled from x.
   void (*read)(Reading, const float* x, int columns, int padded, u8* to, int tile, int place);
   // out [tile][32]: the products of a panel with a tile of rows
-  void (*linear)(const Matrix&, int panel, const u8* rows, int tile, Pass, float* out);
+  void (*linear)(const Matrix&, int panel, const u8* rows, int tile, const Pass&, float* out);
   // `count` of them, each 32 (or 16) wide, into rows of out that are `stride` apart
   void (*finish)(const Finish&, const float* products, int count, float* out, std::size_t stride, int wide);
 

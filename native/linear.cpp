@@ -81,17 +81,17 @@ void Linear::item(Step& step, int number, Scratch& scratch) {
   const Run run = runs_[number / parts_];
   const auto& weights = weights_[run.weights];
   const auto kind = reading(weights.matrix->kind());
-  const int tile = tile_rows(step.count, most_rows(step.kernels, kind)), tiles = ceil_div(step.count, tile);
+  const int rows = tile_rows(step.count, most_rows(step.kernels, kind)), tiles = ceil_div(step.count, rows);
+  const Tiles x{step.tiles[static_cast<int>(kind)].as<u8>(), tile_bytes(kind, weights.matrix->padded(), rows), rows};
   const int part = number % parts_, first = tiles * part / parts_, last = tiles * (part + 1) / parts_;
-  const std::size_t bytes = (last - first) * tile_bytes(kind, weights.matrix->padded(), tile);
-  if (bytes <= NEAR_CACHE) {
+  if ((last - first) * x.bytes <= NEAR_CACHE) {
     for (int p = run.first; p < run.last; p++) {
       Pass pass = ahead(number, p, last - first);
-      for (int t = first; t < last; t++, pass.before++) panel(step, weights, p, t, pass, scratch);
+      for (int t = first; t < last; t++, pass.before++) panel(step, weights, p, x, t, pass, scratch);
     }
   } else {
     for (int t = first; t < last; t++)
-      for (int p = run.first; p < run.last; p++) panel(step, weights, p, t, {t - first}, scratch);
+      for (int p = run.first; p < run.last; p++) panel(step, weights, p, x, t, {t - first}, scratch);
   }
 }
 
@@ -108,17 +108,13 @@ Pass Linear::ahead(int number, int panel, int times) const {
   return pass;
 }
 
-void Linear::panel(Step& step, const Weights& weights, int number, int t, Pass pass, Scratch& scratch) {
-  const auto& matrix = *weights.matrix;
-  const auto kind = reading(matrix.kind());
-  const int tile = tile_rows(step.count, most_rows(step.kernels, kind));
-  const u8* rows = step.tiles[static_cast<int>(kind)].as<u8>() + t * tile_bytes(kind, matrix.padded(), tile);
-  const int count = rows_of_tile(step.count, tile, t);
-  step.kernels.linear(matrix, number, rows, count, pass, scratch.products);
+void Linear::panel(Step& step, const Weights& weights, int number, const Tiles& x, int t, const Pass& pass, Scratch& scratch) {
+  const int count = rows_of_tile(step.count, x.rows, t);
+  step.kernels.linear(*weights.matrix, number, x.at + t * x.bytes, count, pass, scratch.products);
   Finish finish = finish_;
   finish.bias = bias_of(weights, number);
   const auto to = columns_of(weights, number, finish_.gated, out_.width);
-  step.kernels.finish(finish, scratch.products, count, step.at(out_, t * tile) + to.from, step.strides[out_.buffer], to.wide);
+  step.kernels.finish(finish, scratch.products, count, step.at(out_, t * x.rows) + to.from, step.strides[out_.buffer], to.wide);
 }
 
 void ExpertRead::reserve(Step& step, int rows) {

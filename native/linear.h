@@ -36,8 +36,14 @@ class Linear final : public Phase {
   struct Run {
     int weights, first, last;  // panels
   };
+  // Rows of x as a kernel reads them, so many at a time.
+  struct Tiles {
+    const u8* at;
+    std::size_t bytes;
+    int rows;
+  };
   Pass ahead(int number, int panel, int times) const;
-  void panel(Step&, const Weights&, int number, int tile, Pass, Scratch&);
+  void panel(Step&, const Weights&, int number, const Tiles&, int tile, const Pass&, Scratch&);
 
   Span out_;
   std::vector<Weights> weights_;

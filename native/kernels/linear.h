@@ -18,7 +18,7 @@ constexpr int NEAR = 1024;  // bytes asked for before they are needed, across th
 class Fetch {
  public:
   Fetch() = default;
-  Fetch(Pass pass, int steps) : near_(pass.before == 0) {
+  Fetch(const Pass& pass, int steps) : near_(pass.before == 0) {
     if (pass.after == nullptr) return;
     const int lines = ceil_div(static_cast<int>(pass.bytes / ROUND_LINE), pass.times);
     each_ = ceil_div(lines, steps) * ROUND_LINE;
@@ -219,7 +219,7 @@ struct Plain {
 
 // The kernel for a tile of so many rows, of those from MOST down.
 template <class Kind, int MOST>
-void tiled(const Matrix& matrix, int number, const u8* rows, int tile, Pass pass, float* out) {
+void tiled(const Matrix& matrix, int number, const u8* rows, int tile, const Pass& pass, float* out) {
   if constexpr (MOST > 1) {
     if (tile < MOST) return tiled<Kind, MOST - 1>(matrix, number, rows, tile, pass, out);
   }
@@ -228,7 +228,7 @@ void tiled(const Matrix& matrix, int number, const u8* rows, int tile, Pass pass
     Kind::template panel<MOST>(matrix.panel(number), rows, length, block == 0 ? Fetch(pass, length) : Fetch(), block, out);
 }
 
-inline void linear(const Matrix& matrix, int number, const u8* rows, int tile, Pass pass, float* out) {
+inline void linear(const Matrix& matrix, int number, const u8* rows, int tile, const Pass& pass, float* out) {
   switch (matrix.format()) {
     case Format::F32: return tiled<Plain<false>, PLAIN_TILE>(matrix, number, rows, tile, pass, out);
     case Format::F16: return tiled<Plain<true>, PLAIN_TILE>(matrix, number, rows, tile, pass, out);
