@@ -5,7 +5,7 @@ namespace qkv {
 namespace {
 
 constexpr std::size_t NEAR_CACHE = std::size_t{512} << 10;  // bytes that stay close to a core
-constexpr int RUNS = 6, MANY_RUNS = 16;                     // for each thread: of few rows, of many
+constexpr int RUNS = 3, MANY_RUNS = 16;                     // for each thread: of few rows, of many
 constexpr std::size_t SHORTEST_RUN = std::size_t{16} << 10;  // bytes
 
 const float* bias_of(const Weights& weights, int panel) {
