@@ -220,7 +220,11 @@ NB_MODULE(_native, m) {
       .def("rotate", [](Built& self, const Place& out, const Place& x, int heads, int set, int pairs, bool interleaved) {
         add<Rotate>(self, span(out), span(x), heads, set, pairs, interleaved);
       })
-      .def("pick", [](Built& self, const Place& out, const Place& x) { self.program.pick(span(out), span(x)); })
+      .def("pick", [](Built& self, const std::vector<std::tuple<Place, Place>>& places) {
+        std::vector<std::pair<Span, Span>> spans;
+        for (const auto& [out, x] : places) spans.emplace_back(span(out), span(x));
+        self.program.pick(spans);
+      })
       .def("norm", [](Built& self, const Place& out, const Place& x, bool centred, float eps, std::optional<Array<float>> scale,
                       std::optional<Array<float>> bias, int groups) {
         add<Norm>(self, span(out), span(x), centred, eps, floats(scale), floats(bias), groups);

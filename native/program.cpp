@@ -21,11 +21,11 @@ void Program::add(std::unique_ptr<Phase> phase) {
   phases_.push_back(std::move(phase));
 }
 
-void Program::pick(Span out, Span x) {
+void Program::pick(const std::vector<std::pair<Span, Span>>& spans) {
   auto phase = std::make_unique<RowPhase>(true);
   open_ = phase.get();
   phases_.push_back(std::move(phase));
-  open_->append(std::make_unique<Pick>(out, x));
+  for (const auto& [out, x] : spans) open_->append(std::make_unique<Pick>(out, x));
 }
 
 void Program::prepare(Step& step, float* answers) {
@@ -59,7 +59,7 @@ void Program::item(int number, int thread) { current_->item(*step_, number, scra
 void Program::run(const Rows& rows, const std::vector<Table>& tables, Cache& cache, Workers& workers,
                   const Kernels& kernels, float* answers) {
   if (step_ == nullptr || &step_->cache != &cache || &step_->kernels != &kernels)
-    step_ = std::unique_ptr<Step>(new Step{kernels, cache, workers.count(), rows, tables, 0, {}, {}, {}, {}, {}, {}});
+    step_ = std::unique_ptr<Step>(new Step{kernels, cache, workers.count(), rows, tables, 0, {}, {}, {}, {}, {}, {}, {}});
   Step& step = *step_;
   step.threads = workers.count(), step.rows = rows, step.tables = tables;
   if (static_cast<int>(scratch_.size()) < workers.count()) scratch_.resize(workers.count());

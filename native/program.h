@@ -16,7 +16,8 @@ class Program final : private Stages {
   // Operations, in order.
   void add(std::unique_ptr<RowOperation> operation);
   void add(std::unique_ptr<Phase> phase);
-  void pick(Span out, Span x);  // the operations after it work on the wanted rows alone
+  // Each out is the wanted rows of its x; the operations after it, of which none turns, work on these alone.
+  void pick(const std::vector<std::pair<Span, Span>>& spans);
 
   // Runs a step. `answers` has room for the output buffer's width for each wanted row; null: not wanted.
   void run(const Rows& rows, const std::vector<Table>& tables, Cache& cache, Workers& workers, const Kernels& kernels,

@@ -53,6 +53,19 @@ struct Step {
   std::vector<Picks> picks;
   std::vector<Memory> angles;  // of each set of frequencies: cosines, then sines, of each row
   Memory partials;             // of attention over splits of the cache that are items of their own
+  std::vector<i32> picked;     // what `rows` says, of the wanted ones
+
+  // From here on only the wanted rows.
+  void pick() {
+    count = rows.wanted;
+    picked.resize(std::size_t(count) * 4);
+    i32* to = picked.data();
+    for (const i32** each : {&rows.tokens, &rows.sequences, &rows.positions, &rows.types}) {
+      if (*each == nullptr) continue;
+      for (int i = 0; i < count; i++) to[i] = (*each)[rows.wanted_rows[i]];
+      *each = to, to += count;
+    }
+  }
 
   float* at(const Span& span, int row) const { return buffers[span.buffer] + row * strides[span.buffer] + span.start; }
 };
@@ -110,7 +123,7 @@ class RowPhase final : public Phase {
     for (auto& each : operations_) each->reserve(step, rows);
   }
   int begin(Step& step) override {
-    if (picks_) step.count = step.rows.wanted;  // from here on only these
+    if (picks_) step.pick();
     grain_ = std::max(1, step.count / (step.threads * 8));
     return ceil_div(step.count, grain_);
   }

@@ -12,6 +12,7 @@ from qkv.errors import UnsupportedError
 from qkv.nn import Transformer
 from qkv.runtime import Interpreter, Kept, Lowered, Rows
 from qkv.runtime.lower import lower
+from qkv.runtime.program import Attend, Pick, Store
 from qkv.spec import Attention, Gated, Language, Model, Projections, pre_norm
 from tests.matrix.variants import BIDIRECTIONAL, ENCODER_DECODERS, VARIANTS, VOCAB
 from tests.support import assert_close, random_model
@@ -119,21 +120,45 @@ def test_pieces_and_batch_mates_change_nothing(name: str) -> None:
         assert_close(np.concatenate(got[sequence]), expected, tolerance(name))
 
 
-def test_only_wanted_rows_are_answered_and_forgotten_tokens_are_gone() -> None:
+def test_forgotten_tokens_are_gone() -> None:
     both, tokens = Both("grouped"), some_tokens()
     whole = both.main.step(Rows.of(tokens))
     both.kept.forget(0, 6)
-    answer = both.main.step(Rows.of(tokens[6:], 6, wanted=[3, 6]))
-    assert answer.shape == (2, VOCAB)
-    assert_close(answer, whole[[9, 12]])
+    assert_close(both.main.step(Rows.of(tokens[6:], 6)), whole[6:])
+
+
+@pytest.mark.parametrize("name", [name for name in EXPRESSED if name not in BIDIRECTIONAL])
+def test_only_wanted_rows_are_answered(name: str) -> None:
+    both, tokens = Both(name), some_tokens()
+    for sequence in range(2):
+        both.read(some_tokens(SOURCE, seed=7), sequence)
+    whole = both.main.step(Rows.of(tokens))
+    assert both.main.step(Rows.of(tokens[:6], 0, 1, wanted=[])).shape == (0, whole.shape[1])
+    answer = both.main.step(Rows.of(tokens[6:], 6, 1, wanted=[3, 6]))
+    assert answer.shape == (2, whole.shape[1])
+    assert_close(answer, whole[[9, 12]], tolerance(name))
+
+
+def test_rows_that_are_not_wanted_are_left_once_the_last_keys_are_stored() -> None:
+    """Of the last layer they need no more; what its later operations read of the others is picked."""
+    operations = lower(VARIANTS["gated-heads"]).main.operations
+    at = next(i for i, each in enumerate(operations) if isinstance(each, Pick))
+    assert isinstance(operations[at - 1], Store) and isinstance(operations[at + 1], Attend)
+    assert not any(isinstance(each, Store) for each in operations[at:])
+    assert str(operations[at]) == (
+        "wanted[0:16]+wanted_projected[0:24]+wanted_normed[0:16] <- "
+        "pick(x=stream[0:16]+projected[0:24]+normed[0:16])"
+    )
+    for each in operations[at + 1 :]:
+        assert not {span.buffer for span in each.reads} & {"stream", "projected"}
 
 
 def test_a_program_prints() -> None:
     """Readable from top to bottom: buffers, slots, one operation a line, the answer."""
     text = str(lower(VARIANTS["grouped"]).main)
     lines = text.splitlines()
-    widths = "stream 16, normed 16, projected 48, attended 24, hidden 24, wanted 16, logits 50"
-    assert lines[0] == f"buffers {widths}"
+    widths = "stream 16, normed 16, projected 48, attended 24, hidden 24, wanted 16, wanted_projected 48"
+    assert lines[0] == f"buffers {widths}, logits 50"
     assert lines[1] == "slot decoder.0.attention: 2 x (6 + 6)"
     assert lines[3] == "stream[0:16] <- take_rows(table=decoder.embedding.weight)"
     assert "attended[0:24] <- attend(" in text and "sight=None:0:None" in text

@@ -33,6 +33,7 @@ from qkv.spec import (
     pre_norm,
 )
 from tests.matrix.variants import (
+    BIDIRECTIONAL,
     ENCODER_DECODERS,
     LOOKING,
     VARIANTS,
@@ -128,6 +129,16 @@ def test_equals_the_reference_far_into_a_text(name: str, set_: str) -> None:
     assert np.array_equal(native.step(Rows.of(given[-1:], LONG - 1)), found[-1:])
 
 
+@pytest.mark.parametrize("set_", SETS)
+@pytest.mark.parametrize("name", [name for name in EXPRESSED if name not in BIDIRECTIONAL])
+def test_answers_are_the_same_where_few_are_wanted(name: str, set_: str) -> None:
+    native, rows = machine(ALL[name], set_), tokens(LENGTH, VOCAB, 1)
+    native.read(Rows.of(SOURCE, wanted=[]))
+    whole = native.step(Rows.of(rows))
+    native.forget(0, 4)
+    assert np.array_equal(native.step(Rows.of(rows[4:], 4, wanted=[0, 5, 8])), whole[[4, 9, 12]])
+
+
 # attention alone, over tables of queries, keys and values ----------------------------------------
 
 HEADS, KV_HEADS, KEY, VALUE = 6, 2, 20, 24
@@ -142,7 +153,7 @@ def attention_alone() -> Lowered:
         op.TakeRows(op.Span("rows", 0, sum(WIDTHS)), "table"),
         op.Store("slot", key, value),
         op.Attend(mixed, query, "slot", HEADS, KV_HEADS, SCALE, op.Sight(after=0)),
-        op.Pick(picked, mixed),
+        op.Pick((picked,), (mixed,)),
     )
     buffers = {"rows": sum(WIDTHS), "mixed": mixed.width, "picked": mixed.width}
     return Lowered(op.Program(operations, picked, buffers, {"slot": op.Slot(KV_HEADS, KEY, VALUE)}))

@@ -117,7 +117,7 @@ def products() -> Lowered:
     both = op.Span("out", 0, 2 * OUT)
     operations = (
         op.TakeRows(x, "table"),
-        op.Pick(picked, x),
+        op.Pick((picked,), (x,)),
         op.Linear(both, picked, ("first", "plain"), ("bias", None)),
         op.Linear(SPANS["added"], picked, ("second",)),
         op.Linear(SPANS["added"], picked, ("first",), ("bias",), add=True, scale=-0.75),

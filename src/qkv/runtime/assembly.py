@@ -130,7 +130,7 @@ class Assembly:
 
     @add.register
     def _(self, o: op.Pick) -> None:
-        self.built.pick(self.at(o.out), self.at(o.x))
+        self.built.pick([(self.at(out), self.at(x)) for out, x in zip(o.out, o.x, strict=True)])
 
     @add.register
     def _(self, o: op.Norm) -> None:

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from qkv import spec
 from qkv.errors import UnsupportedError
-from qkv.runtime.program import Norm, Operation, Program, Slot, Span
+from qkv.runtime.program import (
+    Norm,
+    Operation,
+    Pick,
+    Program,
+    Rotate,
+    Sinusoids,
+    Slot,
+    Span,
+    Store,
+    TakeRows,
+)
+
+PLACED = Store, Rotate, TakeRows, Sinusoids  # what all rows go through, or by where they stand
 
 
 class Unexpressed(UnsupportedError):
@@ -69,6 +83,33 @@ class Emitter:
         scale, bias = self.maybe(f"{place}.weight"), self.maybe(f"{place}.bias")
         self.emit(Norm(out, x, kind, node.eps, scale, bias, offset, groups))  # type: ignore[arg-type]
         return out
+
+    def pick(self, stream: Span) -> Span:
+        """The rows of the stream that are wanted, and from here on no others.
+
+        The others are left as early as can be: once the last keys and values are stored, all that the
+        operations emitted since then read is picked, and they go on from that.
+        """
+        last = max(i for i, each in enumerate(self.operations) if isinstance(each, PLACED))
+        after, self.operations = self.operations[last + 1 :], self.operations[: last + 1]
+        taken = {stream.buffer: stream}
+        written: list[Span] = []
+        for operation in after:
+            for span in operation.reads:
+                if not any(each.holds(span) for each in written):
+                    taken[span.buffer] = span.around(taken.get(span.buffer, span))
+            written += [span for name, span in operation.spans.items() if name == "out"]
+        names = {buffer: f"wanted_{buffer}" for buffer in taken} | {stream.buffer: "wanted"}
+        self.buffers |= {name: self.buffers[buffer] for buffer, name in names.items()}
+
+        def moved(span: Span) -> Span:
+            return replace(span, buffer=names.get(span.buffer, span.buffer))
+
+        self.emit(Pick(tuple(map(moved, taken.values())), tuple(taken.values())))
+        for operation in after:
+            spans: dict[str, Any] = {name: moved(span) for name, span in operation.spans.items()}
+            self.emit(replace(operation, **spans))
+        return moved(stream)
 
     def done(self, output: Span) -> Program:
         return Program(tuple(self.operations), output, self.buffers, self.slots)

@@ -45,6 +45,13 @@ class Rows:
             np.arange(count) if wanted is None else np.asarray(wanted),
         )
 
+    def picked(self) -> Rows:
+        """Those that are wanted."""
+        types = None if self.types is None else self.types[self.wanted]
+        totals = None if self.totals is None else self.totals[self.wanted]
+        kept = (each[self.wanted] for each in (self.tokens, self.sequences, self.positions))
+        return Rows(*kept, np.arange(len(self.wanted)), types, totals)
+
     @staticmethod
     def together(*each: Rows) -> Rows:
         """Rows of several sequences as one step."""
@@ -137,11 +144,13 @@ class Interpreter:
     @run.register
     def _(self, o: op.Pick) -> None:
         wanted = self.rows.wanted
-        picked = self.at(o.x)[wanted]
+        picked = [self.at(x)[wanted] for x in o.x]
         self.buffers = {
             name: np.zeros((len(wanted), b.shape[1]), np.float32) for name, b in self.buffers.items()
         }
-        self.put(o.out, picked)
+        self.rows = self.rows.picked()
+        for out, rows in zip(o.out, picked, strict=True):
+            self.put(out, rows)
 
     @run.register
     def _(self, o: op.Norm) -> None:

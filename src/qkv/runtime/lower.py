@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qkv import spec
 from qkv.runtime.emitter import Emitter, Into, Unexpressed, only
 from qkv.runtime.mixers import keys_and_values, linear, mixer
-from qkv.runtime.program import Activate, Add, Pick, Program, ScaleCap, Sinusoids, Span, TakeRows
+from qkv.runtime.program import Activate, Add, Program, ScaleCap, Sinusoids, Span, TakeRows
 from qkv.spec.heads import Head
 from qkv.spec.inputs import Input
 
@@ -40,8 +40,7 @@ def _main(stored: Mapping[str, str], side: str, stack: spec.Stack, head: Head | 
     """The stack, then the head on the rows whose answer is wanted."""
     emit = Emitter(stored)
     stream = _layers(emit, side, stack)
-    wanted = emit.buffer("wanted", stack.width)
-    emit.emit(Pick(wanted, stream))
+    wanted = emit.pick(stream)
     emit.norm(stack.norm, f"{side}.norm", wanted, wanted)
     return emit.done(wanted if head is None else _head(emit, head, wanted))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from qkv.spec.feed_forward import Activation, Router
 
@@ -30,6 +30,14 @@ class Span:
     def part(self, start: int, width: int) -> Span:
         return Span(self.buffer, self.start + start, width)
 
+    def holds(self, other: Span) -> bool:
+        return self.buffer == other.buffer and self.around(other) == self
+
+    def around(self, other: Span) -> Span:
+        """The least that holds both, of one buffer."""
+        start = min(self.start, other.start)
+        return Span(self.buffer, start, max(self.start + self.width, other.start + other.width) - start)
+
     def __str__(self) -> str:
         return f"{self.buffer}[{self.start}:{self.start + self.width}]"
 
@@ -37,6 +45,20 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One step of a program. Its text names what it writes first."""
+
+    changes: ClassVar[bool] = False  # whether what is in `out` counts; so it does with `add`
+
+    @property
+    def spans(self) -> dict[str, Span]:
+        """The fields that are columns of buffers."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in given.items() if isinstance(value, Span)}
+
+    @property
+    def reads(self) -> list[Span]:
+        """The columns that it depends on."""
+        out = self.changes or getattr(self, "add", False)
+        return [span for name, span in self.spans.items() if out or name != "out"]
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -52,11 +74,11 @@ class Operation:
         given = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
         parts = [f"{name}={_shown(value)}" for name, value, usual in given[1:] if value != usual]
         name = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(self).__name__).lstrip("_")
-        return f"{getattr(self, given[0][0])} <- {name}({', '.join(parts)})"
+        return f"{_shown(given[0][1])} <- {name}({', '.join(parts)})"
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, tuple) and len(value) > 4 and not isinstance(value[0], str):
+    if isinstance(value, tuple) and len(value) > 4 and not isinstance(value[0], str | Span):
         return f"({value[0]:.4g}, ..., {value[-1]:.4g})"
     if isinstance(value, tuple):
         return "+".join(str(item) for item in value if item is not None)
@@ -79,6 +101,7 @@ class TakeRows(Operation):
 class Sinusoids(Operation):
     """Sines and cosines of position * base^(-2i / width) are added to out, in turn or in halves."""
 
+    changes = True
     out: Span
     base: float
     layout: Literal["interleaved", "halves"] = "interleaved"
@@ -86,10 +109,13 @@ class Sinusoids(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Pick(Operation):
-    """out = the rows whose answer is wanted; the operations after it work on these alone."""
+    """Each out = the rows of its x whose answer is wanted; the operations after it work on these alone.
 
-    out: Span
-    x: Span
+    None after it is a rotation.
+    """
+
+    out: tuple[Span, ...]
+    x: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +152,7 @@ class Linear(Operation):
 class Clamp(Operation):
     """out bounded to [-bound, bound]."""
 
+    changes = True
     out: Span
     bound: float
 
@@ -137,6 +164,7 @@ class Rotate(Operation):
     Positions above `most` count as it.
     """
 
+    changes = True
     out: Span
     heads: int
     frequencies: tuple[float, ...]
@@ -202,6 +230,7 @@ class Attend(Operation):
 class Activate(Operation):
     """out = activation(out)."""
 
+    changes = True
     out: Span
     activation: Activation
 
@@ -210,6 +239,7 @@ class Activate(Operation):
 class Multiply(Operation):
     """out = out * x, whose one column multiplies all of out's where it has one."""
 
+    changes = True
     out: Span
     x: Span
 
@@ -218,6 +248,7 @@ class Multiply(Operation):
 class Add(Operation):
     """out = skip * out + scale * x."""
 
+    changes = True
     out: Span
     x: Span
     scale: float = 1.0
@@ -228,6 +259,7 @@ class Add(Operation):
 class ScaleCap(Operation):
     """out = scale * out, then cap * tanh(out / cap)."""
 
+    changes = True
     out: Span
     scale: float = 1.0
     cap: float | None = None
