@@ -28,12 +28,13 @@ void Attend::seen(const Step& step, int row, int& from, int& to) const {
 }
 
 void Attend::reserve(Step& step, int) {
+  most_ = step.kernels.queries(step.cache.shape(a_.slot));
   step.partials.reserve(partial_size(step.cache.shape(a_.slot).value_dim) * sizeof(float) * MOST_APART);
 }
 
 void Attend::plan(Step& step) {
   tiles_.clear();
-  const int most = step.kernels.query_tile;
+  const int most = most_;
   for (int row = 0; row < step.count;) {
     int end = row;
     while (end < step.count && step.rows.sequences[end] == step.rows.sequences[row]) end++;
@@ -167,15 +168,15 @@ void Attend::item(Step& step, int number, Scratch& scratch) {
 }
 
 void AttendEnd::item(Step& step, int number, Scratch& scratch) {
-  const std::size_t size = Attend::partial_size(step.cache.shape(attend_.a_.slot).value_dim);
+  const std::size_t size = attend_.partial_size(step.cache.shape(attend_.a_.slot).value_dim);
   const int kv_head = number % attend_.a_.kv_heads;
   const auto& tile = attend_.tiles_[number / attend_.a_.kv_heads];
   if (scratch.partial.size() < size) scratch.partial.resize(size);
-  Partial so_far = Attend::partial(scratch.partial.data());
+  Partial so_far = attend_.partial(scratch.partial.data());
   std::fill(so_far.total, so_far.total + tile.count, 0.0f);
   for (int part = 0; part < tile.parts(); part++) {
     const std::size_t place = kv_head * attend_.items_.size() + tile.partial + part;
-    attend_.merge(step, tile, so_far, Attend::partial(step.partials.as<float>() + place * size));
+    attend_.merge(step, tile, so_far, attend_.partial(step.partials.as<float>() + place * size));
   }
   attend_.finish(step, tile, kv_head, so_far);
 }

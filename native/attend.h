@@ -21,7 +21,7 @@ struct Attention {
   int reach = 0;
 };
 
-// Up to QUERY_TILE queries (pairs of a row and a head) that share a head of keys and values are a tile.
+// So many queries as kernels read together (pairs of a row and a head) that share a head of keys and values are a tile.
 // Its parts are the splits of the cache, after the first keys where a gap parts them from the window.
 // Where there are few tiles, each part is an item of its own, and AttendEnd puts them together; otherwise
 // a tile's parts are taken in turn. Both merge the same parts in the same order.
@@ -61,10 +61,12 @@ class Attend final : public Phase {
   Place place(int number) const;
   void finish(Step&, const Tile&, int kv_head, Partial) const;
   int group() const { return a_.heads / a_.kv_heads; }
-  static Partial partial(float* at) { return {at, at + MOST_QUERIES, at + 2 * MOST_QUERIES}; }
-  static std::size_t partial_size(int value_dim) { return std::size_t(MOST_QUERIES) * (2 + value_dim); }
+  Partial partial(float* at) const { return {at, at + most(), at + 2 * most()}; }
+  std::size_t partial_size(int value_dim) const { return std::size_t(most()) * (2 + value_dim); }
+  int most() const { return round_up(most_, 8); }  // so that what is mixed begins with a line of the cache
 
   Attention a_;
+  int most_ = 0;  // queries of a tile
   std::vector<Tile> tiles_;
   std::vector<int> items_;  // the tile of each part
   unsigned run_ = 0;        // how often it has begun

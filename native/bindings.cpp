@@ -95,9 +95,9 @@ void linear(Built& self, const Place& x, const Place& out, const std::vector<Pie
   finish.add = add, finish.scale = scale, finish.gated = gate.has_value();
   if (gate) finish.activation = activation(*gate);
   auto given = weights(pieces);
-  bool read[3] = {};
+  bool read[READINGS] = {};
   for (const auto& each : given) {
-    const auto kind = reading(each.matrix->kind());
+    const auto kind = self.kernels.reading(each.matrix->kind());
     if (!read[static_cast<int>(kind)]) self.program.add(std::make_unique<Read>(span(x), kind, each.matrix->padded()));
     read[static_cast<int>(kind)] = true;
   }
@@ -111,7 +111,7 @@ void expert_linear(Built& self, const Place& x, const Place& out, int picks, int
   if (gate) finish.activation = activation(*gate);
   auto given = weights(experts);
   const auto& first = *given.at(0).matrix;
-  self.program.add(std::make_unique<ExpertRead>(span(x), reading(first.kind()), first.columns(), first.padded(),
+  self.program.add(std::make_unique<ExpertRead>(span(x), self.kernels.reading(first.kind()), first.columns(), first.padded(),
                                                 from_picks ? top_k : 1));
   self.program.add(std::make_unique<ExpertLinear>(span(out), picks, std::move(given), finish, from_picks));
 }

@@ -16,15 +16,14 @@ namespace qkv {
 enum class Reading {
   Codes,   // each 32 columns: i8 [T][32], then [T] each of: scale, scale * sum, sum, sum of the first 16
   Pairs,   // bf16 [column / 2][T][2]
+  Rows,    // each 32 columns: bf16 [T][32]; past the last column zeros
   Floats,  // [column][T]
 };
-
-inline Reading reading(const Layout& kind) {
-  return kind.quantised() ? Reading::Codes : kind.format == Format::BF16 ? Reading::Pairs : Reading::Floats;
-}
+constexpr int READINGS = 4;
 
 inline std::size_t tile_bytes(Reading reading, int columns, int rows) {
-  return std::size_t(columns) * rows * (reading == Reading::Codes ? 48 : reading == Reading::Pairs ? 64 : 128) / 32;
+  const int each = reading == Reading::Codes ? 48 : reading == Reading::Floats ? 128 : 64;  // of 32 columns of a row
+  return std::size_t(reading == Reading::Rows ? round_up(columns, GROUP) : columns) * rows * each / GROUP;
 }
 
 struct Activation {
@@ -69,7 +68,7 @@ struct Block {
   u8* value = nullptr;
 };
 
-constexpr int MOST_QUERIES = 8;
+constexpr int MOST_QUERIES = 16;
 constexpr int MOST_DIMENSIONS = 512;  // of a head
 
 // Queries that read the same head of the cache, and what each sees of it.
@@ -84,7 +83,7 @@ struct Queries {
   float cap = 0;                             // 0: none
   float scale[MOST_QUERIES];                 // of i8 queries
   i32 sum[MOST_QUERIES];
-  alignas(64) u8 packed[MOST_QUERIES * MOST_DIMENSIONS * 4];  // by dimension, then query, as the cache holds keys
+  alignas(64) u8 packed[MOST_QUERIES * MOST_DIMENSIONS * 4];  // by dimension, then query, as the cache holds keys; or as kernels like
 };
 
 // The softmax over a split of the cache: greatest score, sum and mixed values of each query.
@@ -107,9 +106,19 @@ struct Pass {
   std::size_t bytes = 0;
 };
 
+constexpr int MOST_ROWS = 64;  // of a tile
+
 struct Kernels {
   const char* name;
-  int code_tile, plain_tile, query_tile;
+  Reading pairs;                   // how rows come to a matrix of bf16: in pairs or row by row
+  int code_tile, pair_tile, plain_tile;  // how many rows of x a tile has at most, of codes, of bf16 and of floats
+
+  Reading reading(const Layout& kind) const {
+    return kind.quantised() ? Reading::Codes : kind.format == Format::BF16 ? pairs : Reading::Floats;
+  }
+  int most_rows(Reading reading) const {
+    return reading == Reading::Codes ? code_tile : reading == Reading::Floats ? plain_tile : pair_tile;
+  }
 
   // Row `place` of a tile of `tile` rows is filled from x.
   void (*read)(Reading, const float* x, int columns, int padded, u8* to, int tile, int place);
@@ -129,6 +138,7 @@ struct Kernels {
   void (*clamp)(float* out, float bound, int n);
 
   void (*keep)(const BlockShape&, const float* key, int key_dim, const float* value, int value_dim, Block block, int place);
+  int (*queries)(const BlockShape&);  // that are read together, at most
   void (*pack)(const BlockShape&, Queries&, int place, const float* query, int key_dim, float scale);
   // blocks[0] holds token `first`; those without keys are seen by no query; `next`: those that are read next, or null
   void (*attend)(const BlockShape&, const Queries&, const Block* blocks, const Block* next, int first, Partial);

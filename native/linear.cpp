@@ -34,6 +34,8 @@ void collect(Reading reading, const std::vector<int>& rows, int from, int tile, 
         std::memcpy(record + t * GROUP, row + g * 48, GROUP);
         for (int i = 0; i < 4; i++) std::memcpy(record + tile * (GROUP + 4 * i) + t * 4, row + g * 48 + GROUP + 4 * i, 4);
       }
+    } else if (reading == Reading::Rows) {
+      for (int c = 0; c < padded; c += GROUP) std::memcpy(to + (std::size_t(c) * tile + t * GROUP) * 2, row + c * 2, GROUP * 2);
     } else {
       const int words = reading == Reading::Pairs ? padded / 2 : padded;
       for (int w = 0; w < words; w++) std::memcpy(to + (std::size_t(w) * tile + t) * 4, row + w * 4, 4);
@@ -44,12 +46,12 @@ void collect(Reading reading, const std::vector<int>& rows, int from, int tile, 
 }  // namespace
 
 void Read::reserve(Step& step, int rows) {
-  const int most = most_rows(step.kernels, reading_);
+  const int most = step.kernels.most_rows(reading_);
   step.tiles[static_cast<int>(reading_)].reserve(tile_bytes(reading_, padded_, round_up(rows, most) + most));
 }
 
 void Read::run(Step& step, int row) {
-  const int tile = tile_rows(step.count, most_rows(step.kernels, reading_)), number = row / tile;
+  const int tile = tile_rows(step.count, step.kernels.most_rows(reading_)), number = row / tile;
   u8* to = step.tiles[static_cast<int>(reading_)].as<u8>() + number * tile_bytes(reading_, padded_, tile);
   step.kernels.read(reading_, step.at(x_, row), x_.width, padded_, to, rows_of_tile(step.count, tile, number), row % tile);
 }
@@ -80,8 +82,8 @@ int Linear::begin(Step& step) {
 void Linear::item(Step& step, int number, Scratch& scratch) {
   const Run run = runs_[number / parts_];
   const auto& weights = weights_[run.weights];
-  const auto kind = reading(weights.matrix->kind());
-  const int rows = tile_rows(step.count, most_rows(step.kernels, kind)), tiles = ceil_div(step.count, rows);
+  const auto kind = step.kernels.reading(weights.matrix->kind());
+  const int rows = tile_rows(step.count, step.kernels.most_rows(kind)), tiles = ceil_div(step.count, rows);
   const Tiles x{step.tiles[static_cast<int>(kind)].as<u8>(), tile_bytes(kind, weights.matrix->padded(), rows), rows};
   const int part = number % parts_, first = tiles * part / parts_, last = tiles * (part + 1) / parts_;
   if ((last - first) * x.bytes <= NEAR_CACHE) {
@@ -149,13 +151,13 @@ void ExpertLinear::item(Step& step, int number, Scratch& scratch) {
   const Run run = runs_[number];
   const auto& weights = experts_[run.expert];
   const auto& matrix = *weights.matrix;
-  const auto kind = reading(matrix.kind());
+  const auto kind = step.kernels.reading(matrix.kind());
   const int top_k = step.picks[picks_].top_k, width = out_.width / top_k;
   const auto& takers = takers_[run.expert];
   std::vector<int> rows(takers);
   if (!from_picks_)
     for (auto& row : rows) row /= top_k;
-  const int taken = static_cast<int>(rows.size()), most = tile_rows(taken, most_rows(step.kernels, kind));
+  const int taken = static_cast<int>(rows.size()), most = tile_rows(taken, step.kernels.most_rows(kind));
   scratch.tile.reserve(tile_bytes(kind, matrix.padded(), most));
   for (int at = 0; at < taken; at += most) {
     const int tile = rows_of_tile(taken, most, at / most);

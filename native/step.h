@@ -49,7 +49,7 @@ struct Step {
   int count = 0;  // rows now: all, or after the pick those that are wanted
   std::vector<float*> buffers;
   std::vector<std::size_t> strides;
-  Memory tiles[3];  // rows as kernels read them, by Reading
+  Memory tiles[READINGS];  // rows as kernels read them, by Reading
   std::vector<Picks> picks;
   std::vector<Memory> angles;  // of each set of frequencies: cosines, then sines, of each row
   Memory partials;             // of attention over splits of the cache that are items of their own
@@ -74,13 +74,9 @@ struct Step {
 inline int tile_rows(int count, int most) { return count == 0 ? 1 : ceil_div(count, ceil_div(count, most)); }
 inline int rows_of_tile(int count, int tile, int number) { return std::min(tile, count - tile * number); }
 
-inline int most_rows(const Kernels& kernels, Reading reading) {
-  return reading == Reading::Codes ? kernels.code_tile : kernels.plain_tile;
-}
-
 // What a thread works in.
 struct Scratch {
-  alignas(64) float products[16 * PANEL];
+  alignas(64) float products[MOST_ROWS * PANEL];
   Queries queries;
   // whose queries they are: of which phase, in which of its runs, which ones
   struct Loaded {

@@ -121,6 +121,31 @@ inline F adjusted(const Queries& q, int r, F score, int first) {
   return add(score, load(added));
 }
 
+// The softmax of a query's scores over a split: what the values weigh, and what it takes to merge it.
+template <class Held>
+void weigh(const BlockShape& shape, const Queries& q, int r, const Block* blocks, int first, float* scores,
+           typename Held::Weight* weights, Partial out) {
+  F top = set(NEVER), total = set(0.0f);
+  for (int b = 0; b < SPLIT_BLOCKS; b++) {
+    if (blocks[b].key == nullptr) continue;
+    const int from = q.from[r] - first - b * LANES, to = q.to[r] - first - b * LANES;
+    F s = within(load(scores + b * LANES), from < 0 ? 0 : from > LANES ? LANES : from, to < 0 ? 0 : to > LANES ? LANES : to, NEVER);
+    store(scores + b * LANES, s);
+    top = max(top, s);
+  }
+  const float most = largest(top);
+  for (int b = 0; b < SPLIT_BLOCKS; b++) {
+    if (blocks[b].key == nullptr) continue;
+    const F s = load(scores + b * LANES);
+    // e^(never) is no exact zero: what is not seen has no weight at all
+    const F p = where_positive(sub(s, set(-3.0e38f)), exponential(sub(s, set(most))), set(0.0f));
+    total = add(total, p);
+    Held::weigh(weights + b * LANES, p, shape, blocks[b].value);
+  }
+  out.top[r] = most;
+  out.total[r] = sum(total);
+}
+
 template <class Held, int R>
 void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks, const Block* next, int first, Partial out) {
   using Weight = typename Held::Weight;
@@ -133,28 +158,7 @@ void attend_tile(const BlockShape& shape, const Queries& q, const Block* blocks,
     for (int r = 0; r < R; r++)
       store(scores + r * SPLIT + b * LANES, adjusted(q, r, found[r], first + b * LANES));
   }
-  for (int r = 0; r < R; r++) {
-    F top = set(NEVER), total = set(0.0f);
-    for (int b = 0; b < SPLIT_BLOCKS; b++) {
-      if (blocks[b].key == nullptr) continue;
-      const int from = q.from[r] - first - b * LANES, to = q.to[r] - first - b * LANES;
-      F s = within(load(scores + r * SPLIT + b * LANES), from < 0 ? 0 : from > LANES ? LANES : from,
-                   to < 0 ? 0 : to > LANES ? LANES : to, NEVER);
-      store(scores + r * SPLIT + b * LANES, s);
-      top = max(top, s);
-    }
-    const float most = largest(top);
-    for (int b = 0; b < SPLIT_BLOCKS; b++) {
-      if (blocks[b].key == nullptr) continue;
-      const F s = load(scores + r * SPLIT + b * LANES);
-      // e^(never) is no exact zero: what is not seen has no weight at all
-      const F p = where_positive(sub(s, set(-3.0e38f)), exponential(sub(s, set(most))), set(0.0f));
-      total = add(total, p);
-      Held::weigh(weights + r * SPLIT + b * LANES, p, shape, blocks[b].value);
-    }
-    out.top[r] = most;
-    out.total[r] = sum(total);
-  }
+  for (int r = 0; r < R; r++) weigh<Held>(shape, q, r, blocks, first, scores + r * SPLIT, weights + r * SPLIT, out);
   constexpr int WIDE = 4;
   int column = 0;
   const auto columns = [&]<int N>() {
@@ -189,6 +193,8 @@ inline void attend(const BlockShape& shape, const Queries& q, const Block* block
     case Kept::I8: return attend_held<HeldI8, QUERY_TILE>(shape, q, blocks, next, first, out);
   }
 }
+
+inline int queries(const BlockShape&) { return QUERY_TILE; }
 
 inline void merge(float& top, float& total, float* mixed, float later_top, float later_total, const float* later, int n) {
   if (later_total == 0) return;

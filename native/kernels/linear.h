@@ -69,7 +69,7 @@ struct Records {
 template <int BITS, int ZERO, Scaling SCALING>
 struct Coded {
   static constexpr int zero = BITS == 8 && SIGNED_CODES ? 0 : ZERO;
-  static constexpr int code_bytes = BITS * 128;
+  static constexpr int bits = BITS, code_bytes = BITS * 128;
   static constexpr bool nested = SCALING == Scaling::Nested || SCALING == Scaling::NestedBySixteen;
   static constexpr bool minimum = SCALING == Scaling::ScaleAndMinimum || SCALING == Scaling::Nested;
   static constexpr int halves = SCALING == Scaling::NestedBySixteen ? 2 : 1;  // runs of one scale in a record
@@ -228,22 +228,29 @@ void tiled(const Matrix& matrix, int number, const u8* rows, int tile, const Pas
     Kind::template panel<MOST>(matrix.panel(number), rows, length, block == 0 ? Fetch(pass, length) : Fetch(), block, out);
 }
 
+// Calls `run` for the kind of codes that a format has.
+template <class Run>
+void as_codes(Format format, Run run) {
+  switch (format) {
+    case Format::Q4_0: return run.template operator()<Coded<4, 8, Scaling::Scale>>();
+    case Format::Q4_1: return run.template operator()<Coded<4, 0, Scaling::ScaleAndMinimum>>();
+    case Format::Q5_0: return run.template operator()<Coded<5, 16, Scaling::Scale>>();
+    case Format::Q5_1: return run.template operator()<Coded<5, 0, Scaling::ScaleAndMinimum>>();
+    case Format::Q8_0: return run.template operator()<Coded<8, 128, Scaling::Scale>>();
+    case Format::Q4_K: return run.template operator()<Coded<4, 0, Scaling::Nested>>();
+    case Format::Q5_K: return run.template operator()<Coded<5, 0, Scaling::Nested>>();
+    case Format::Q6_K: return run.template operator()<Coded<6, 32, Scaling::NestedBySixteen>>();
+    default: return;
+  }
+}
+
 inline void linear(const Matrix& matrix, int number, const u8* rows, int tile, const Pass& pass, float* out) {
   switch (matrix.format()) {
     case Format::F32: return tiled<Plain<false>, PLAIN_TILE>(matrix, number, rows, tile, pass, out);
     case Format::F16: return tiled<Plain<true>, PLAIN_TILE>(matrix, number, rows, tile, pass, out);
     case Format::BF16: return tiled<Bf16, PLAIN_TILE>(matrix, number, rows, tile, pass, out);
-    case Format::Q4_0: return tiled<Coded<4, 8, Scaling::Scale>, CODE_TILE>(matrix, number, rows, tile, pass, out);
-    case Format::Q4_1:
-      return tiled<Coded<4, 0, Scaling::ScaleAndMinimum>, CODE_TILE>(matrix, number, rows, tile, pass, out);
-    case Format::Q5_0: return tiled<Coded<5, 16, Scaling::Scale>, CODE_TILE>(matrix, number, rows, tile, pass, out);
-    case Format::Q5_1:
-      return tiled<Coded<5, 0, Scaling::ScaleAndMinimum>, CODE_TILE>(matrix, number, rows, tile, pass, out);
-    case Format::Q8_0: return tiled<Coded<8, 128, Scaling::Scale>, CODE_TILE>(matrix, number, rows, tile, pass, out);
-    case Format::Q4_K: return tiled<Coded<4, 0, Scaling::Nested>, CODE_TILE>(matrix, number, rows, tile, pass, out);
-    case Format::Q5_K: return tiled<Coded<5, 0, Scaling::Nested>, CODE_TILE>(matrix, number, rows, tile, pass, out);
-    case Format::Q6_K:
-      return tiled<Coded<6, 32, Scaling::NestedBySixteen>, CODE_TILE>(matrix, number, rows, tile, pass, out);
+    default:
+      as_codes(matrix.format(), [&]<class Kind>() { tiled<Kind, CODE_TILE>(matrix, number, rows, tile, pass, out); });
   }
 }
 
@@ -272,6 +279,16 @@ inline void read_codes(const float* x, int columns, u8* to, int tile, int place)
 inline void read(Reading reading, const float* x, int columns, int padded, u8* to, int tile, int place) {
   if (reading == Reading::Codes) return read_codes(x, columns, to, tile, place);
   alignas(64) u16 rounded[LANES];
+  if (reading == Reading::Rows) {
+    to += place * GROUP * 2;
+    for (int c = 0; c < padded; c += GROUP, to += tile * GROUP * 2)
+      for (int i = 0; i < GROUP; i += LANES) {
+        const int left = columns - c - i, there = left < 0 ? 0 : left < LANES ? left : LANES;
+        store_bf16(rounded, there == LANES ? load(x + c + i) : load(x + c + i, there));
+        std::memcpy(to + i * 2, rounded, sizeof rounded);
+      }
+    return;
+  }
   const std::size_t stride = std::size_t(tile) * 4;
   to += place * 4;
   for (int c = 0; c < padded; c += LANES) {

@@ -39,8 +39,10 @@ double value_in(const BlockShape& s, const u8* block, int token, int d) {
   return scale * static_cast<i8>(values[token * s.value_dim + d]);
 }
 
-double query_in(const BlockShape& s, const Queries& q, int place, int d) {
+double query_in(const Kernels& kernels, const BlockShape& s, const Queries& q, int place, int d) {
   if (s.kept == Kept::F32) return float_at(q.packed + (d * q.count + place) * 4);
+  if (s.kept == Kept::BF16 && kernels.pairs == Reading::Rows && s.key_dim % GROUP == 0)
+    return from_bf16(half_at(q.packed + (place * s.key_dim + d) * 2));
   if (s.kept == Kept::BF16) return from_bf16(half_at(q.packed + ((d / 2 * q.count + place) * 2 + d % 2) * 2));
   return q.scale[place] * static_cast<double>(static_cast<i8>(q.packed[(d / 4 * q.count + place) * 4 + d % 4]));
 }
@@ -58,6 +60,7 @@ double most_of(const std::vector<float>& x) {
 
 // Tokens in blocks, under queries that see different parts of them.
 struct Scene {
+  const Kernels& kernels;
   BlockShape shape;
   int key_dim, value_dim, tokens;
   std::vector<std::vector<u8>> blocks;
@@ -66,7 +69,7 @@ struct Scene {
   std::vector<float> bias;
 
   Scene(const Kernels& kernels, Kept kept, int key_dim, int value_dim, int tokens, Numbers& numbers)
-      : shape(shape_of(kept, key_dim, value_dim)), key_dim(key_dim), value_dim(value_dim), tokens(tokens),
+      : kernels(kernels), shape(shape_of(kept, key_dim, value_dim)), key_dim(key_dim), value_dim(value_dim), tokens(tokens),
         blocks(round_up(tokens, SPLIT) / 16, std::vector<u8>(shape.bytes())) {
     for (int t = 0; t < tokens; t++)
       kernels.keep(shape, numbers.vector(key_dim, 2).data(), key_dim, numbers.vector(value_dim).data(), value_dim,
@@ -94,7 +97,7 @@ struct Found {
 double score(const Scene& s, int place, int token) {
   const Queries& q = *s.q;
   double x = 0;
-  for (int d = 0; d < s.shape.key_dim; d++) x += query_in(s.shape, q, place, d) * key_in(s.shape, s.places[token / 16].key, token % 16, d);
+  for (int d = 0; d < s.shape.key_dim; d++) x += query_in(s.kernels, s.shape, q, place, d) * key_in(s.shape, s.places[token / 16].key, token % 16, d);
   if (q.cap != 0) x = q.cap * std::tanh(x / q.cap);
   const int ahead = token - q.position[place];
   x -= q.slope[place] * std::abs(ahead);
@@ -259,13 +262,13 @@ void check_cache(const Kernels& kernels, Record& record) {
           kept_row(record, kept, values[t], 1, s.value_dim, "value: kept, dimension", [&](int d) { return value_in(s, block.data(), t, d); });
         }
         auto q = std::make_unique<Queries>();
-        q->count = kernels.query_tile;
+        q->count = kernels.queries(s);
         for (int i = 0; i < q->count; i++) {
           queries.push_back(numbers.vector(key_dim, 3));
           kernels.pack(s, *q, i, queries[i].data(), key_dim, 0.3f);
         }
         for (int i = 0; i < q->count; i++) {
-          kept_row(record, kept, queries[i], 0.3f, s.key_dim, "query: kept, dimension", [&](int d) { return query_in(s, *q, i, d); });
+          kept_row(record, kept, queries[i], 0.3f, s.key_dim, "query: kept, dimension", [&](int d) { return query_in(kernels, s, *q, i, d); });
           int sum = 0;
           for (int d = 0; d < s.key_dim; d++) sum += static_cast<i8>(q->packed[(d / 4 * q->count + i) * 4 + d % 4]);
           if (kept == Kept::I8) record.near(q->sum[i], sum, 0, "sum of a query's bytes");
@@ -276,7 +279,7 @@ void check_cache(const Kernels& kernels, Record& record) {
 void check_attend(const Kernels& kernels, Record& record) {
   Numbers numbers(10);
   for (const Kept kept : KEPT) {
-    for (int count = 1; count <= kernels.query_tile; count++)
+    for (int count = 1; count <= kernels.queries(shape_of(kept, 64, 80)); count++)
       for (int tokens : {1, 18, 150}) {
         Scene s(kernels, kept, 64, 80, tokens, numbers);
         s.ask(kernels, count, numbers);
@@ -284,7 +287,7 @@ void check_attend(const Kernels& kernels, Record& record) {
       }
     for (const auto& [key_dim, value_dim] : {std::pair{6, 16}, {128, 144}, {20, 40}}) {
       Scene s(kernels, kept, key_dim, value_dim, 40, numbers);
-      s.ask(kernels, kernels.query_tile, numbers);
+      s.ask(kernels, kernels.queries(s.shape), numbers);
       attend_all(kernels, record, s, "attend");
     }
     record.about("attend");

@@ -8,7 +8,7 @@ namespace qkv::tests {
 namespace {
 
 std::vector<u8> read(const Kernels& kernels, const Matrix& matrix, const std::vector<std::vector<float>>& rows) {
-  const auto kind = reading(matrix.kind());
+  const auto kind = kernels.reading(matrix.kind());
   const int tile = static_cast<int>(rows.size());
   // columns past the last are zeros, whatever was there
   std::vector<u8> to(tile_bytes(kind, matrix.padded(), tile), 0xff);
@@ -20,7 +20,7 @@ std::vector<u8> read(const Kernels& kernels, const Matrix& matrix, const std::ve
 // A row as products see it, in double precision.
 std::vector<double> as_read(Reading kind, const std::vector<float>& x) {
   std::vector<double> found(x.begin(), x.end());
-  if (kind == Reading::Pairs)
+  if (kind == Reading::Pairs || kind == Reading::Rows)
     for (std::size_t c = 0; c < x.size(); c++) found[c] = to_pairs(x[c]);
   if (kind == Reading::Codes)
     for (std::size_t c = 0; c < x.size(); c += GROUP) {
@@ -44,7 +44,7 @@ std::vector<int> rows_of(int number, int rows, bool paired) {
 // The products of `matrix`, whose rows are those of `from`, with a tile of rows.
 void products(const Kernels& kernels, Record& record, const Matrix& matrix, const Given& from, bool paired, int tile,
               Numbers& numbers) {
-  const auto kind = reading(matrix.kind());
+  const auto kind = kernels.reading(matrix.kind());
   std::vector<std::vector<float>> rows;
   for (int t = 0; t < tile; t++) rows.push_back(numbers.vector(from.columns, 2));
   const auto read_rows = read(kernels, matrix, rows);
@@ -75,7 +75,7 @@ void products(const Kernels& kernels, Record& record, const Matrix& matrix, cons
 }
 
 int most(const Kernels& kernels, const Matrix& matrix) {
-  return reading(matrix.kind()) == Reading::Codes ? kernels.code_tile : kernels.plain_tile;
+  return kernels.most_rows(kernels.reading(matrix.kind()));
 }
 
 void row_values(Record& record, const Matrix& matrix, const Given& from) {

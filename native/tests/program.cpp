@@ -24,15 +24,15 @@ std::shared_ptr<const Matrix> gate(Format format, int rows, int columns, Numbers
       arena, format, columns, std::vector<Part>{{from.data.data(), rows}, {from.data.data() + from.data.size() / 2, rows}}, true);
 }
 
-void linear(Program& program, Span x, Span out, std::shared_ptr<const Matrix> matrix, Finish finish) {
-  program.add(std::make_unique<Read>(x, reading(matrix->kind()), matrix->padded()));
+void linear(const Kernels& kernels, Program& program, Span x, Span out, std::shared_ptr<const Matrix> matrix, Finish finish) {
+  program.add(std::make_unique<Read>(x, kernels.reading(matrix->kind()), matrix->padded()));
   program.add(std::make_unique<Linear>(out, std::vector<Weights>{{matrix, 0, {}}}, finish));
 }
 
 // Buffers: 0 the rows, 1 normalised, 2 query, key and value, 3 mixed, 4 hidden, 5 the wanted rows, 6 logits, 7 far
 // queries, 8 and 9 the wanted ones of 2 and 7. What is not wanted is left once the last layer has stored.
 // The layers see all before them, a window, and first keys beside a window.
-std::unique_ptr<Program> decoder(Format format) {
+std::unique_ptr<Program> decoder(const Kernels& kernels, Format format) {
   Numbers numbers(11);
   const int qkv = (HEADS + 2 * KV_HEADS) * HEAD;
   auto program = std::make_unique<Program>(std::vector<int>{WIDTH, WIDTH, qkv, HEADS * HEAD, HIDDEN, WIDTH, WORDS, HEADS * HEAD, HEADS * HEAD, HEADS * HEAD}, 6);
@@ -50,7 +50,7 @@ std::unique_ptr<Program> decoder(Format format) {
   add.add = true, gated.gated = true, gated.activation.kind = Activation::Silu;
   for (int layer = 0; layer < LAYERS; layer++) {
     program->add(std::make_unique<Norm>(h, x, false, 1e-5f, std::vector<float>(), std::vector<float>(), 1));
-    linear(*program, h, {2, 0, qkv}, matrix(format, qkv, WIDTH, numbers), {});
+    linear(kernels, *program, h, {2, 0, qkv}, matrix(format, qkv, WIDTH, numbers), {});
     if (layer == 2) program->add(std::make_unique<Rotate>(far, query, HEADS, 1, HEAD / 2, false));
     program->add(std::make_unique<Rotate>(query, query, HEADS, 0, HEAD / 2, false));
     program->add(std::make_unique<Rotate>(key, key, KV_HEADS, 0, HEAD / 2, false));
@@ -67,19 +67,19 @@ std::unique_ptr<Program> decoder(Format format) {
     auto end = std::make_unique<AttendEnd>(*attend);
     program->add(std::move(attend));
     program->add(std::move(end));
-    linear(*program, mixed, x, matrix(format, WIDTH, HEADS * HEAD, numbers), add);
+    linear(kernels, *program, mixed, x, matrix(format, WIDTH, HEADS * HEAD, numbers), add);
     program->add(std::make_unique<Norm>(h, x, true, 1e-5f, std::vector<float>(), std::vector<float>(), 1));
-    linear(*program, h, hidden, gate(format, HIDDEN, WIDTH, numbers), gated);
-    linear(*program, hidden, x, matrix(format, WIDTH, HIDDEN, numbers), add);
+    linear(kernels, *program, h, hidden, gate(format, HIDDEN, WIDTH, numbers), gated);
+    linear(kernels, *program, hidden, x, matrix(format, WIDTH, HIDDEN, numbers), add);
   }
-  linear(*program, x, {6, 0, WORDS}, table, {});
+  linear(kernels, *program, x, {6, 0, WORDS}, table, {});
   return program;
 }
 
 // What the program says after each token of `sequences` equally long ones, `chunk` tokens in a step; or
 // after every so many-th, and 0 for the others.
 std::vector<float> answers(const Kernels& kernels, Format format, Kept kept, int threads, int chunk, int sequences, int every = 1) {
-  const auto program = decoder(format);
+  const auto program = decoder(kernels, format);
   Cache cache(std::vector<Slot>(LAYERS, {0, KV_HEADS, HEAD, HEAD}), 1, kept);
   cache.reserve(0, BLOCKS * sequences);
   Workers workers(threads);

@@ -1,0 +1,199 @@
+// Products with a panel in the tile registers: for bf16 always, for codes where there are many rows. The sums
+// of codes are whole numbers, and what follows them is done as for few rows, so that results are the same bits.
+#pragma once
+
+#include "linear.h"
+
+namespace qkv::QKV_ISA {
+
+constexpr int fewer(int a, int b) { return a < b ? a : b; }
+
+constexpr int RECORD = GROUP * 64;  // bytes of 32 columns of a panel of bf16
+
+// The products of up to 32 rows of x, of which there are `tile`, with the records of a panel of bf16: the last
+// may lie apart. Each number is the sum over 32 columns added to what it was, from the first on.
+inline void bf16_rows(const u8* panel, int records, const u8* last, const u8* x, int tile, bool second, Fetch fetch, float* out) {
+  constexpr int BLOCK = 64, PAIRS_OF_PANEL = 128, ROW = GROUP * 2, OUT = PANEL * 4;
+  _tile_zero(0);
+  _tile_zero(1);
+  if (second) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int g = 0; g < records; g++, x += std::size_t(tile) * ROW) {
+    const u8* weights = g + 1 < records ? panel + std::size_t(g) * RECORD : last;
+    fetch(weights, RECORD);
+    _tile_loadd(6, weights, PAIRS_OF_PANEL);
+    _tile_loadd(7, weights + BLOCK, PAIRS_OF_PANEL);
+    _tile_loadd(4, x, ROW);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (second) {
+      _tile_loadd(5, x + LANES * ROW, ROW);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, out, OUT);
+  _tile_stored(1, out + LANES, OUT);
+  if (second) {
+    _tile_stored(2, out + LANES * PANEL, OUT);
+    _tile_stored(3, out + LANES * PANEL + LANES, OUT);
+  }
+}
+
+inline void bf16_tiles(const Matrix& matrix, int number, const u8* x, int tile, const Pass& pass, float* out) {
+  const int columns = matrix.padded(), records = ceil_div(columns, GROUP), rest = columns % GROUP;
+  const u8* panel = matrix.panel(number);
+  const u8* last = panel + std::size_t(records - 1) * RECORD;
+  alignas(64) u8 filled[RECORD];  // the columns that are no whole record, and zeros
+  if (rest > 0) {
+    std::memcpy(filled, last, rest * 64);
+    std::memset(filled + rest * 64, 0, RECORD - rest * 64);
+    last = filled;
+  }
+  for (int row = 0; row < tile;) {
+    // registers: products of the first 16 rows, and of the second; rows of x; weights
+    const int first = fewer(LANES, tile - row), second = fewer(LANES, tile - row - first), each = first + second;
+    const Shapes shapes{{first, 64}, {first, 64}, {second, 64}, {second, 64},
+                        {first, 64}, {second, 64}, {LANES, 64}, {LANES, 64}};
+    do {
+      bf16_rows(panel, records, last, x + row * GROUP * 2, tile, second > 0, row == 0 ? Fetch(pass, records) : Fetch(), out + row * PANEL);
+      row += each;
+    } while (each == 2 * LANES && tile - row >= each);
+  }
+}
+
+// Rows `row` and those after it of a tile of x, as a record has them.
+class CodedRows {
+ public:
+  CodedRows(const u8* rows, int tile, int row, int record) : at_(rows + std::size_t(record) * tile * 48), tile_(tile), row_(row) {}
+  const u8* codes() const { return at_ + row_ * GROUP; }
+  const float* scales() const { return numbers(0); }
+  const float* weighted() const { return numbers(1); }
+
+ private:
+  const float* numbers(int which) const {
+    return reinterpret_cast<const float*>(at_ + tile_ * (GROUP + 4 * which)) + row_;
+  }
+  const u8* at_;
+  int tile_, row_;
+};
+
+// A panel of codes: those of a block, so many records at once, are laid out as signed bytes for the registers.
+template <class Kind>
+struct CodeTiles {
+  static constexpr int SEGMENT = 32;               // records; a whole number of what shares a header
+  static constexpr int RUN = GROUP / Kind::halves;  // columns that are summed as codes
+  static constexpr int AHEAD = 2;                   // products that are on their way while others are scaled
+
+  static const u8* record(const u8* panel, int g) {
+    return panel + std::size_t(g) * Kind::record + std::size_t(Kind::nested ? g / 8 + 1 : 0) * Kind::header;
+  }
+
+  static void lay_out(const u8* panel, int from, int to, int block, i8* codes) {
+    const __m512i zero = _mm512_set1_epi8(static_cast<char>(Kind::zero));
+    for (int g = from; g < to; g++)
+      for (int s = 0; s < 8; s++, codes += 64)
+        _mm512_store_si512(codes, _mm512_sub_epi8(qkv::QKV_ISA::codes<Kind::bits>(record(panel, g), s, block).v, zero));
+  }
+
+  // Registers: products of 16 rows in 0 and 1, of fewer in 2; rows of x likewise in 3 and 4, and 5; weights in 6 and 7.
+  static void product(int registers, const u8* x, const i8* codes, i32* out) {
+    if (registers == 0) {
+      _tile_loadd(6, codes, 64);
+      _tile_loadd(3, x, GROUP);
+      _tile_zero(0);
+      _tile_dpbssd(0, 3, 6);
+      _tile_stored(0, out, 64);
+    } else if (registers == 1) {
+      _tile_loadd(7, codes, 64);
+      _tile_loadd(4, x, GROUP);
+      _tile_zero(1);
+      _tile_dpbssd(1, 4, 7);
+      _tile_stored(1, out, 64);
+    } else {
+      _tile_loadd(6, codes, 64);
+      _tile_loadd(5, x, GROUP);
+      _tile_zero(2);
+      _tile_dpbssd(2, 5, 6);
+      _tile_stored(2, out, 64);
+    }
+  }
+
+  // `count` rows, MOST or fewer, with a block's records `from` to before `to`, on top of what is in out unless
+  // these are the first.
+  template <int MOST>
+  static void rows(const u8* panel, const i8* codes, int block, int from, int to, const u8* x, int tile, int row, int count,
+                   float* out) {
+    alignas(64) i32 products[4][MOST * LANES];
+    const auto start = [&](int step) {
+      const int g = from + step / Kind::halves, run = step % Kind::halves;
+      product(count < LANES ? 2 : step % 2, CodedRows(x, tile, row, g).codes() + run * RUN, codes + std::size_t(step) * RUN * LANES,
+              products[step % 4]);
+    };
+    F total[MOST];
+#pragma GCC unroll 16
+    for (int t = 0; t < MOST; t++) total[t] = from == 0 || t >= count ? set(0.0f) : load(out + t * PANEL);
+    const int steps = (to - from) * Kind::halves;
+    for (int step = 0; step < fewer(AHEAD, steps); step++) start(step);
+    F d = {}, m = {};
+    for (int step = 0; step < steps; step++) {
+      if (step + AHEAD < steps) start(step + AHEAD);
+      const int g = from + step / Kind::halves, run = step % Kind::halves;
+      const u8* at = record(panel, g);
+      if constexpr (Kind::nested) {
+        if (g % 8 == 0) {
+          d = Kind::halves_at(at - Kind::header, block);
+          if constexpr (Kind::minimum) m = Kind::halves_at(at - Kind::header + 64, block);
+        }
+      }
+      const CodedRows given(x, tile, row, g);
+      const u8* scales = at + Kind::code_bytes;
+      const F by = Kind::scale(scales, run, block, d);
+#pragma GCC unroll 16
+      for (int t = 0; t < MOST; t++) {
+        const I sum{_mm512_load_si512(products[step % 4] + t * LANES)};
+        total[t] = fma(to_float(sum), mul(by, set(given.scales()[t])), total[t]);
+      }
+      if constexpr (Kind::minimum) {
+        const F low = Kind::least(scales, block, m);
+#pragma GCC unroll 16
+        for (int t = 0; t < MOST; t++) total[t] = fma(low, set(given.weighted()[t]), total[t]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < MOST; t++)
+      if (t < count) store(out + t * PANEL, total[t]);
+  }
+
+  static void panel(const Matrix& matrix, int number, const u8* x, int tile, const Pass& pass, float* out) {
+    const u8* panel = matrix.panel(number);
+    const int records = matrix.padded() / GROUP, rest = tile % LANES;
+    alignas(64) i8 codes[SEGMENT * GROUP * LANES];
+    const Shapes shapes{{LANES, 64}, {LANES, 64}, {rest, 64}, {LANES, RUN}, {LANES, RUN}, {rest, RUN}, {RUN / 4, 64}, {RUN / 4, 64}};
+    Fetch fetch(pass, records);
+    for (int from = 0; from < records; from += SEGMENT) {
+      const int to = fewer(records, from + SEGMENT);
+      for (int block = 0; block < PANEL / LANES; block++) {
+        for (int g = from; block == 0 && g < to; g++) fetch(record(panel, g), Kind::record);
+        lay_out(panel, from, to, block, codes);
+        asm volatile("" : : "r"(codes) : "memory");  // it is written before tiles are loaded from it
+        for (int row = 0; row < tile; row += LANES) {
+          const int count = fewer(LANES, tile - row);
+          float* to_rows = out + row * PANEL + block * LANES;
+          if (count > LANES / 2) rows<LANES>(panel, codes, block, from, to, x, tile, row, count, to_rows);
+          else rows<LANES / 2>(panel, codes, block, from, to, x, tile, row, count, to_rows);
+        }
+      }
+    }
+  }
+};
+
+inline void linear_in_tiles(const Matrix& matrix, int number, const u8* rows, int tile, const Pass& pass, float* out) {
+  if (matrix.format() == Format::BF16) return bf16_tiles(matrix, number, rows, tile, pass, out);
+  if (!matrix.kind().quantised() || tile <= CODE_TILE) return linear(matrix, number, rows, tile, pass, out);
+  as_codes(matrix.format(), [&]<class Kind>() { CodeTiles<Kind>::panel(matrix, number, rows, tile, pass, out); });
+}
+
+}  // namespace qkv::QKV_ISA
