@@ -32,10 +32,14 @@ class Environment:
 
 # engines that generate, which `benchmarks.run` compares
 ENGINES = {
-    # compiled for this machine's instruction set, with its own kernels: minutes
+    # compiled for this machine's instruction set, with its own kernels: minutes. Where it has AMX, GCC would
+    # leave out stores that only the configuration of the tiles reads: an illegal instruction follows
     "llama": Environment(
         ("--no-binary=llama-cpp-python", "llama-cpp-python==0.3.36", "numpy"),
-        {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DGGML_BLAS=OFF -DGGML_OPENMP=ON -DLLAVA_BUILD=OFF"},
+        {
+            "CMAKE_ARGS": "-DGGML_NATIVE=ON -DGGML_BLAS=OFF -DGGML_OPENMP=ON -DLLAVA_BUILD=OFF "
+            "-DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-tree-dce -fno-dse -fno-dce'"
+        },
     ),
     "openvino": Environment(("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0", TORCH)),
     "ctranslate2": Environment(("ctranslate2==4.8.5", "transformers==5.24.0", TORCH)),
@@ -69,7 +73,9 @@ def build(peer: str) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python(peer))]
     install = [*pip, "install", "--quiet"]
     variables = {**os.environ, **environment.variables}
-    subprocess.run([*install, *environment.packages], check=True, env=variables)
+    # what pip has compiled before may be for another machine, or by other variables
+    fresh = ["--no-cache-dir"] if environment.variables else []
+    subprocess.run([*install, *fresh, *environment.packages], check=True, env=variables)
     (folder / "recipe.txt").write_text(environment.recipe())
 
 

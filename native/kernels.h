@@ -106,7 +106,7 @@ struct Pass {
   std::size_t bytes = 0;
 };
 
-constexpr int MOST_ROWS = 64;  // of a tile
+constexpr int MOST_ROWS = 128;  // of a tile
 
 struct Kernels {
   const char* name;

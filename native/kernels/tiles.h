@@ -8,61 +8,77 @@ namespace qkv::QKV_ISA {
 
 constexpr int fewer(int a, int b) { return a < b ? a : b; }
 
-constexpr int RECORD = GROUP * 64;  // bytes of 32 columns of a panel of bf16
-
-// The products of up to 32 rows of x, of which there are `tile`, with the records of a panel of bf16: the last
-// may lie apart. Each number is the sum over 32 columns added to what it was, from the first on.
-inline void bf16_rows(const u8* panel, int records, const u8* last, const u8* x, int tile, bool second, Fetch fetch, float* out) {
-  constexpr int BLOCK = 64, PAIRS_OF_PANEL = 128, ROW = GROUP * 2, OUT = PANEL * 4;
-  _tile_zero(0);
-  _tile_zero(1);
-  if (second) {
-    _tile_zero(2);
-    _tile_zero(3);
+// A panel of bf16 and a tile of rows of x. Each product is the sum over 32 columns added to what it was, from the
+// first on, whoever else is there. Registers, from 0 on: products of 16 rows and of the 16 after them, with both
+// blocks of the panel; rows of x; the panel.
+class Bf16Tiles {
+ public:
+  Bf16Tiles(const Matrix& matrix, int number, const u8* x, int tile, float* out)
+      : panel_(matrix.panel(number)), records_(ceil_div(matrix.padded(), GROUP)), x_(x), tile_(tile), out_(out) {
+    const int rest = matrix.padded() % GROUP;
+    last_ = panel_ + std::size_t(records_ - 1) * RECORD;
+    if (rest == 0) return;
+    std::memcpy(filled_, last_, rest * 64);  // columns that are no whole record, and zeros
+    std::memset(filled_ + rest * 64, 0, RECORD - rest * 64);
+    last_ = filled_;
   }
-  for (int g = 0; g < records; g++, x += std::size_t(tile) * ROW) {
-    const u8* weights = g + 1 < records ? panel + std::size_t(g) * RECORD : last;
-    fetch(weights, RECORD);
-    _tile_loadd(6, weights, PAIRS_OF_PANEL);
-    _tile_loadd(7, weights + BLOCK, PAIRS_OF_PANEL);
-    _tile_loadd(4, x, ROW);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if (second) {
-      _tile_loadd(5, x + LANES * ROW, ROW);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+
+  void run(const Pass& pass) const {
+    const Fetch fetch(pass, records_);
+    const int whole = tile_ / (2 * LANES) * 2 * LANES, first = fewer(tile_ - whole, LANES), second = tile_ - whole - first;
+    if (whole > 0) {
+      const Shapes shapes{{LANES, 64}, {LANES, 64}, {LANES, 64}, {LANES, 64}, {LANES, 64}, {LANES, 64}, {LANES, 64}, {LANES, 64}};
+      for (int row = 0; row < whole; row += 2 * LANES) rows(row, true, row == 0 ? fetch : Fetch());
+    }
+    if (first > 0) {
+      const Shapes shapes{{first, 64}, {first, 64}, {second, 64}, {second, 64}, {first, 64}, {second, 64}, {LANES, 64}, {LANES, 64}};
+      rows(whole, second > 0, whole == 0 ? fetch : Fetch());
     }
   }
-  _tile_stored(0, out, OUT);
-  _tile_stored(1, out + LANES, OUT);
-  if (second) {
-    _tile_stored(2, out + LANES * PANEL, OUT);
-    _tile_stored(3, out + LANES * PANEL + LANES, OUT);
-  }
-}
 
-inline void bf16_tiles(const Matrix& matrix, int number, const u8* x, int tile, const Pass& pass, float* out) {
-  const int columns = matrix.padded(), records = ceil_div(columns, GROUP), rest = columns % GROUP;
-  const u8* panel = matrix.panel(number);
-  const u8* last = panel + std::size_t(records - 1) * RECORD;
-  alignas(64) u8 filled[RECORD];  // the columns that are no whole record, and zeros
-  if (rest > 0) {
-    std::memcpy(filled, last, rest * 64);
-    std::memset(filled + rest * 64, 0, RECORD - rest * 64);
-    last = filled;
+ private:
+  static constexpr int RECORD = GROUP * 64;  // bytes of 32 columns of the panel
+  static constexpr int BLOCK = 64, PAIRS = 128, ROW = GROUP * 2, OUT = PANEL * 4;
+
+  void rows(int row, bool second, Fetch fetch) const {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (second) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    const u8* x = x_ + row * ROW;
+    for (int g = 0; g < records_; g++, x += std::size_t(tile_) * ROW) {
+      const u8* weights = g + 1 < records_ ? panel_ + std::size_t(g) * RECORD : last_;
+      fetch(weights, RECORD);
+      _tile_loadd(6, weights, PAIRS);
+      _tile_loadd(7, weights + BLOCK, PAIRS);
+      _tile_loadd(4, x, ROW);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      if (second) {
+        _tile_loadd(5, x + LANES * ROW, ROW);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    float* out = out_ + row * PANEL;
+    _tile_stored(0, out, OUT);
+    _tile_stored(1, out + LANES, OUT);
+    if (second) {
+      _tile_stored(2, out + LANES * PANEL, OUT);
+      _tile_stored(3, out + LANES * PANEL + LANES, OUT);
+    }
   }
-  for (int row = 0; row < tile;) {
-    // registers: products of the first 16 rows, and of the second; rows of x; weights
-    const int first = fewer(LANES, tile - row), second = fewer(LANES, tile - row - first), each = first + second;
-    const Shapes shapes{{first, 64}, {first, 64}, {second, 64}, {second, 64},
-                        {first, 64}, {second, 64}, {LANES, 64}, {LANES, 64}};
-    do {
-      bf16_rows(panel, records, last, x + row * GROUP * 2, tile, second > 0, row == 0 ? Fetch(pass, records) : Fetch(), out + row * PANEL);
-      row += each;
-    } while (each == 2 * LANES && tile - row >= each);
-  }
-}
+
+  const u8* panel_;
+  int records_;
+  const u8* x_;
+  int tile_;
+  float* out_;
+  const u8* last_;
+  alignas(64) u8 filled_[RECORD];
+};
 
 // Rows `row` and those after it of a tile of x, as a record has them.
 class CodedRows {
@@ -191,7 +207,7 @@ struct CodeTiles {
 };
 
 inline void linear_in_tiles(const Matrix& matrix, int number, const u8* rows, int tile, const Pass& pass, float* out) {
-  if (matrix.format() == Format::BF16) return bf16_tiles(matrix, number, rows, tile, pass, out);
+  if (matrix.format() == Format::BF16) return Bf16Tiles(matrix, number, rows, tile, out).run(pass);
   if (!matrix.kind().quantised() || tile <= CODE_TILE) return linear(matrix, number, rows, tile, pass, out);
   as_codes(matrix.format(), [&]<class Kind>() { CodeTiles<Kind>::panel(matrix, number, rows, tile, pass, out); });
 }

@@ -16,8 +16,8 @@ from qkv.runtime import built
 
 ANY = {"portable"}
 SETS = {
-    "x86_64": {"avx512", "avx2"} | ANY,
-    "AMD64": {"avx512", "avx2"} | ANY,
+    "x86_64": {"amx", "avx512", "avx2"} | ANY,
+    "AMD64": {"amx", "avx512", "avx2"} | ANY,
     "aarch64": {"neon"} | ANY,
     "arm64": {"neon"} | ANY,
 }
