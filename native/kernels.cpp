@@ -16,14 +16,14 @@ namespace qkv::QKV_ISA {
 
 #ifdef QKV_TILES
 constexpr auto PAIRS = Reading::Rows;
-constexpr int CODE_ROWS = MOST_ROWS, PAIR_ROWS = MOST_ROWS;
+constexpr int LARGE_CODE_TILE = MOST_ROWS, PAIR_ROWS = MOST_ROWS;
 constexpr auto PRODUCTS = linear_in_tiles;
 constexpr auto QUERIES = queries_of_tiles;
 constexpr auto PACK = pack_for_tiles;
 constexpr auto ATTEND = attend_in_tiles;
 #else
 constexpr auto PAIRS = Reading::Pairs;
-constexpr int CODE_ROWS = CODE_TILE, PAIR_ROWS = PLAIN_TILE;
+constexpr int LARGE_CODE_TILE = CODE_TILE, PAIR_ROWS = PLAIN_TILE;
 constexpr auto PRODUCTS = linear;
 constexpr auto QUERIES = queries;
 constexpr auto PACK = pack;
@@ -31,7 +31,7 @@ constexpr auto ATTEND = attend;
 #endif
 
 extern const Kernels TABLE;
-const Kernels TABLE{QKV_NAME(QKV_ISA), PAIRS, CODE_ROWS, PAIR_ROWS, PLAIN_TILE, read, PRODUCTS,
+const Kernels TABLE{QKV_NAME(QKV_ISA), PAIRS, CODE_TILE, LARGE_CODE_TILE, PAIR_ROWS, PLAIN_TILE, read, PRODUCTS,
                     finish, norm, rotate, activate, gate, multiply, scale, add_scaled, cap, clamp,
                     keep, QUERIES, PACK, ATTEND, merge, summary};
 

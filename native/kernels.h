@@ -107,17 +107,24 @@ struct Pass {
 };
 
 constexpr int MOST_ROWS = 128;  // of a tile
+constexpr int MANY = 17;        // rows that are worth a large tile of codes
 
 struct Kernels {
   const char* name;
   Reading pairs;                   // how rows come to a matrix of bf16: in pairs or row by row
-  int code_tile, pair_tile, plain_tile;  // how many rows of x a tile has at most, of codes, of bf16 and of floats
+  // how many rows of x a tile has at most: of codes, where there are MANY rows or not, of bf16 and of floats
+  int code_tile, large_code_tile, pair_tile, plain_tile;
 
   Reading reading(const Layout& kind) const {
     return kind.quantised() ? Reading::Codes : kind.format == Format::BF16 ? pairs : Reading::Floats;
   }
-  int most_rows(Reading reading) const {
-    return reading == Reading::Codes ? code_tile : reading == Reading::Floats ? plain_tile : pair_tile;
+  int most_rows(Reading reading, int count) const {
+    if (reading == Reading::Codes) return count < MANY ? code_tile : large_code_tile;
+    return reading == Reading::Floats ? plain_tile : pair_tile;
+  }
+  // The rows of each tile of `count`, but for the last: as few tiles as can be, of one size.
+  int tile_rows(Reading reading, int count) const {
+    return count == 0 ? 1 : ceil_div(count, ceil_div(count, most_rows(reading, count)));
   }
 
   // Row `place` of a tile of `tile` rows is filled from x.

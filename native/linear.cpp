@@ -46,12 +46,12 @@ void collect(Reading reading, const std::vector<int>& rows, int from, int tile, 
 }  // namespace
 
 void Read::reserve(Step& step, int rows) {
-  const int most = step.kernels.most_rows(reading_);
+  const int most = step.kernels.most_rows(reading_, MOST_ROWS);
   step.tiles[static_cast<int>(reading_)].reserve(tile_bytes(reading_, padded_, round_up(rows, most) + most));
 }
 
 void Read::run(Step& step, int row) {
-  const int tile = tile_rows(step.count, step.kernels.most_rows(reading_)), number = row / tile;
+  const int tile = step.kernels.tile_rows(reading_, step.count), number = row / tile;
   u8* to = step.tiles[static_cast<int>(reading_)].as<u8>() + number * tile_bytes(reading_, padded_, tile);
   step.kernels.read(reading_, step.at(x_, row), x_.width, padded_, to, rows_of_tile(step.count, tile, number), row % tile);
 }
@@ -83,7 +83,7 @@ void Linear::item(Step& step, int number, Scratch& scratch) {
   const Run run = runs_[number / parts_];
   const auto& weights = weights_[run.weights];
   const auto kind = step.kernels.reading(weights.matrix->kind());
-  const int rows = tile_rows(step.count, step.kernels.most_rows(kind)), tiles = ceil_div(step.count, rows);
+  const int rows = step.kernels.tile_rows(kind, step.count), tiles = ceil_div(step.count, rows);
   const Tiles x{step.tiles[static_cast<int>(kind)].as<u8>(), tile_bytes(kind, weights.matrix->padded(), rows), rows};
   const int part = number % parts_, first = tiles * part / parts_, last = tiles * (part + 1) / parts_;
   if ((last - first) * x.bytes <= NEAR_CACHE) {
@@ -157,7 +157,7 @@ void ExpertLinear::item(Step& step, int number, Scratch& scratch) {
   std::vector<int> rows(takers);
   if (!from_picks_)
     for (auto& row : rows) row /= top_k;
-  const int taken = static_cast<int>(rows.size()), most = tile_rows(taken, step.kernels.most_rows(kind));
+  const int taken = static_cast<int>(rows.size()), most = step.kernels.tile_rows(kind, taken);
   scratch.tile.reserve(tile_bytes(kind, matrix.padded(), most));
   for (int at = 0; at < taken; at += most) {
     const int tile = rows_of_tile(taken, most, at / most);

@@ -70,8 +70,6 @@ struct Step {
   float* at(const Span& span, int row) const { return buffers[span.buffer] + row * strides[span.buffer] + span.start; }
 };
 
-// How many rows a tile of x has: as few tiles as can be, of one size but for the last.
-inline int tile_rows(int count, int most) { return count == 0 ? 1 : ceil_div(count, ceil_div(count, most)); }
 inline int rows_of_tile(int count, int tile, int number) { return std::min(tile, count - tile * number); }
 
 // What a thread works in.

@@ -75,7 +75,7 @@ void products(const Kernels& kernels, Record& record, const Matrix& matrix, cons
 }
 
 int most(const Kernels& kernels, const Matrix& matrix) {
-  return kernels.most_rows(kernels.reading(matrix.kind()));
+  return kernels.most_rows(kernels.reading(matrix.kind()), MOST_ROWS);
 }
 
 void row_values(Record& record, const Matrix& matrix, const Given& from) {
