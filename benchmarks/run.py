@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def main(
         "load_average": os.getloadavg(),
     }
     place = out or (WORK / "quick" if quick else DOCS)
-    measured, started = kept(place) if only else ([], [])
+    measured, started = kept(place, facts["machine"]) if only else ([], [])
     for group, here in cases.grouped(chosen).items():
         more, begun = bench.group(group, here)
         measured, started = joined(measured, more), added(started, begun)
@@ -91,10 +92,16 @@ def prompts() -> Prompts:
     return Prompts.of_python(from_gguf(read_gguf(qkv.sources.find("smollm2")).metadata).encode)
 
 
-def kept(folder: Path) -> tuple[list[measure.Measured], list[measure.Started]]:
-    """What the report there holds, where there is one."""
+def kept(folder: Path, machine: Mapping[str, Any]) -> tuple[list[measure.Measured], list[measure.Started]]:
+    """What the report there holds, where there is one. Refuses a report of another machine: one is of one."""
     report = folder / "benchmarks.json"
-    data = json.loads(report.read_text()) if report.exists() else {"cases": [], "starts": []}
+    if not report.exists():
+        return [], []
+    data = json.loads(report.read_text())
+    for fact in ("processor", "cores", "instructions"):
+        if data["machine"][fact] != machine[fact]:
+            was = data["machine"]["processor"]
+            raise click.ClickException(f"The report in {folder} is of another machine ({was}): choose --out.")
     return [measure.Measured.of(each) for each in data["cases"]], [
         measure.Started.of(each) for each in data["starts"]
     ]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import click
 import pytest
 
 from benchmarks import report, run
@@ -68,13 +69,15 @@ def test_a_run_of_a_part_keeps_the_others_and_their_dates(measured: Measured, tm
     memory = {"resident": 250e6, "peak": 300e6}
     starts = [Started(GROUP, name, name, seconds=[0.5], memory=memory) for name in ("qkv", "llama")]
     run.write(tmp_path, facts, [measured, many], starts)
-    assert run.kept(tmp_path) == ([measured, many], starts)
+    assert run.kept(tmp_path, machine) == ([measured, many], starts)
     again = replace(measured, case=Case(GROUP, rounds=3), outcomes={"qkv": outcome(300.0)}, date="2026-02-03")
     longer = replace(measured, case=Case(GROUP, prompt=1024))
     assert run.joined([measured, many], [longer, again]) == [again, many, longer]
     again, more = replace(starts[1], seconds=[0.2]), replace(starts[1], engine="ct2")
     assert run.added(starts, [again, more]) == [*starts, more]
-    assert run.kept(tmp_path / "none") == ([], [])
+    assert run.kept(tmp_path / "none", machine) == ([], [])
+    with pytest.raises(click.ClickException, match=r"of another machine \(Zen 4\): choose --out"):
+        run.kept(tmp_path, {**machine, "instructions": ["avx512f", "amx_int8"]})
 
 
 def test_the_picture_has_a_bar_for_each_engine_and_both_speeds(measured: Measured) -> None:

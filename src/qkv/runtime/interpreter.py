@@ -47,10 +47,13 @@ class Rows:
 
     def picked(self) -> Rows:
         """Those that are wanted."""
-        types = None if self.types is None else self.types[self.wanted]
-        totals = None if self.totals is None else self.totals[self.wanted]
-        kept = (each[self.wanted] for each in (self.tokens, self.sequences, self.positions))
-        return Rows(*kept, np.arange(len(self.wanted)), types, totals)
+
+        def of(values: Ints | None) -> Ints | None:
+            return None if values is None else values[self.wanted]
+
+        at = self.wanted
+        tokens, sequences, positions = self.tokens[at], self.sequences[at], self.positions[at]
+        return Rows(tokens, sequences, positions, np.arange(len(at)), of(self.types), of(self.totals))
 
     @staticmethod
     def together(*each: Rows) -> Rows:
