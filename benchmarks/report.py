@@ -12,7 +12,7 @@ from qkv.benching.figures import Spread, chosen, number, share_of_limit
 
 INTRODUCTION = """# Benchmarks
 
-Written by `make bench`: see [benchmarks/README.md](../benchmarks/README.md) for what is measured, how, and
+Written by `make bench`: see [benchmarks/README.md]({guide}) for what is measured, how, and
 how to read it. The raw figures are in [benchmarks.json](benchmarks.json).
 """
 
@@ -136,8 +136,10 @@ def one_line(outcome: Outcome) -> str:
     return " ".join(outcome.error.split()).rstrip(".")
 
 
-def document(facts: Mapping[str, Any], found: Sequence[Measured], started: Sequence[Started]) -> str:
-    """The whole page. `facts` say when, where and under which load it was measured."""
+def document(
+    facts: Mapping[str, Any], found: Sequence[Measured], started: Sequence[Started], guide: str
+) -> str:
+    """The whole page. `facts` say when, where and under which load it was measured; `guide` tells how."""
     machine = facts["machine"]
     names = {each.engine: each.name for each in started if each.name}
     load = ", ".join(f"{value:.1f}" for value in facts["load_average"])
@@ -146,7 +148,10 @@ def document(facts: Mapping[str, Any], found: Sequence[Measured], started: Seque
         f"({', '.join(machine['instructions'])}), {machine['system']}; load average before the last run, "
         f"{facts['date']}: {load}. Engines: {'; '.join(names.values())}."
     )
-    parts = [INTRODUCTION + "\n" + about, "![Decoding and prefill, one stream](benchmarks.svg)"]
+    parts = [
+        INTRODUCTION.format(guide=guide) + "\n" + about,
+        "![Decoding and prefill, one stream](benchmarks.svg)",
+    ]
     parts += sections(found, names)
     parts += ["## Start and memory", starts(started)]
     missing = refusals(found)

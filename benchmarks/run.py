@@ -134,8 +134,9 @@ def write(
         "cases": [each.data() for each in measured],
         "starts": [each.data() for each in started],
     }
+    guide = os.path.relpath(HERE / "README.md", folder.resolve())
     (folder / "benchmarks.json").write_text(json.dumps(data, indent=1) + "\n")
-    (folder / "benchmarks.md").write_text(report.document(facts, measured, started))
+    (folder / "benchmarks.md").write_text(report.document(facts, measured, started, guide))
     (folder / "benchmarks.svg").write_text(picture.draw(measured))
 
 

@@ -54,7 +54,8 @@ def test_the_page_says_the_limit_the_load_and_what_was_not_measured(measured: Me
     facts = {"date": "2026-01-02", "machine": machine, "load_average": (0.5, 1.0, 2.0)}
     memory = {"resident": 250e6, "peak": 300e6, "anonymous": 100e6}
     started = [Started(GROUP, "qkv", "qkv 0.1.0", "Q8_0", seconds=[0.5, 0.4, 0.6], memory=memory)]
-    page = report.document(facts, [measured], started)
+    page = report.document(facts, [measured], started, "../how.md")
+    assert "(../how.md)" in page
     assert "load average before the last run, 2026-01-02: 0.5, 1.0, 2.0" in page
     assert "150.0 MB a token: at most 200 tokens/s. Measured 2026-01-02 03:04 UTC." in page
     assert "| qkv: smollm2-135m Q8_0, 2 threads | **0.50** (0.40-0.60) | 250 | 300 |" in page
