@@ -15,7 +15,7 @@ from qkv.nn.flex import Flex
 from qkv.nn.sdpa import SDPA
 from qkv.spec import Score
 from tests.matrix.test_invariants import ALL, LENGTH, beside, built, some_tokens
-from tests.support import assert_close
+from tests.support import assert_close, relative
 
 BACKENDS: dict[str, Backend] = {"sdpa": SDPA(), "flex": Flex(compiled=False)}
 LACKING = {("sdpa", "cap"): "a soft cap"} | {
@@ -57,6 +57,7 @@ def test_equals_the_reference(backend: str, name: str) -> None:
 def test_gradients_equal_the_reference(name: str) -> None:
     reference, fast, tokens = built(name), on("sdpa", name), some_tokens(2)
     for model in (reference, fast):
+        model.double()  # a gradient that all but cancels out is rounding otherwise, more on some processors
         model(tokens, layout=layouts()["padded"], **beside(model, 2)).square().sum().backward()
     gradients = {
         place: (found.grad, expected.grad)
@@ -65,9 +66,10 @@ def test_gradients_equal_the_reference(name: str) -> None:
     }
     largest = max(float(expected.abs().max()) for _, expected in gradients.values())
     for place, (found, expected) in gradients.items():
+        assert found is not None and relative(found, expected) < 1e-4, place
         # of gradients that all but cancel out, what is left is rounding
         size = max(float(expected.abs().max()), 0.01 * largest)
-        assert found is not None and float((found - expected).abs().max()) <= 3e-5 * size, place
+        assert float((found - expected).abs().max()) <= 1e-5 * size, place
 
 
 @pytest.mark.parametrize("name", ["grouped", "sink"])

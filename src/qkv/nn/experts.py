@@ -67,14 +67,15 @@ class Experts(nn.Module):
         return tap("output", total)
 
     def routed(self, x: Float[Tensor, "tokens width"], routing: Routing) -> Float[Tensor, "tokens width"]:
-        """Each expert once, with the tokens that go to it, in the order of the experts. Added in fp32."""
+        """Each expert once, with its tokens, in the order of the experts. Added in fp32 at least."""
         chosen, weights = routing.chosen.flatten(0, 1), routing.weights.flatten(0, 1)
-        total = torch.zeros_like(x, dtype=torch.float32)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        total = torch.zeros_like(x, dtype=wide)
         for expert in chosen.any(0).nonzero().flatten().tolist():
             rows = chosen[:, expert].nonzero().flatten()
             inputs, weight = x[rows], weights[rows, expert, None]
             if self.scales_input:
-                outputs = self.expert((inputs * weight).to(x.dtype), expert).float()
+                outputs = self.expert((inputs * weight).to(x.dtype), expert).to(wide)
             else:
                 outputs = self.expert(inputs, expert) * weight
             total.index_add_(0, rows, outputs)
