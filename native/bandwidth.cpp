@@ -14,7 +14,6 @@ namespace qkv {
 
 namespace {
 
-constexpr std::size_t BYTES = std::size_t{256} << 20;
 constexpr std::size_t ITEM = std::size_t{2} << 20;  // what a thread takes at a time: a huge page
 constexpr int PASSES = 8;
 // Independent sums, so that many loads are in flight. More do not fit the registers of the oldest
@@ -33,13 +32,15 @@ std::uint64_t sum(const std::uint64_t* words, std::size_t count) {
 // Each stage is a pass over the buffer; where one ends, the next is timed from.
 class Passes : public Stages {
  public:
-  Passes() : buffer_(BYTES) { std::memset(buffer_.as(), 1, BYTES); }  // pages that were never written are one and the same
+  explicit Passes(std::size_t bytes) : items_(std::max<std::size_t>(bytes / ITEM, 1)), buffer_(items_ * ITEM) {
+    std::memset(buffer_.as(), 1, items_ * ITEM);  // pages that were never written are one and the same
+  }
 
   int next(int) override {
     const auto now = std::chrono::steady_clock::now();
-    if (pass_ > 0) best_ = std::max(best_, BYTES / std::chrono::duration<double>(now - start_).count());
+    if (pass_ > 0) best_ = std::max(best_, items_ * ITEM / std::chrono::duration<double>(now - start_).count());
     start_ = now;
-    return pass_++ < PASSES ? static_cast<int>(BYTES / ITEM) : 0;
+    return pass_++ < PASSES ? static_cast<int>(items_) : 0;
   }
 
   void item(int number, int) override {
@@ -51,6 +52,7 @@ class Passes : public Stages {
   double best() const { return best_; }
 
  private:
+  const std::size_t items_;
   const Memory buffer_;
   std::atomic<std::uint64_t> seen_{0};
   std::chrono::steady_clock::time_point start_;
@@ -60,10 +62,10 @@ class Passes : public Stages {
 
 }  // namespace
 
-double read_bandwidth(int threads) {
+double read_bandwidth(int threads, std::size_t bytes) {
   if (threads < 1) throw std::invalid_argument("memory is read by at least one thread");
   Workers workers(threads);
-  Passes passes;
+  Passes passes(bytes);
   workers.run(passes);
   return passes.best();
 }

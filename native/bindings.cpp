@@ -176,7 +176,7 @@ NB_MODULE(_native, m) {
     for (const auto* each : kernel_sets()) names.emplace_back(each->name);
     return names;
   });
-  m.def("read_bandwidth", &read_bandwidth, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("read_bandwidth", &read_bandwidth, "threads"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Matrix>(m, "Matrix")
       .def("__init__", [](Matrix*) { throw std::invalid_argument("use matrix()"); })

@@ -331,7 +331,7 @@ def test_where_there_is_no_native_runtime_numpy_reads_the_memory(
 ) -> None:
     for module in (machine, measuring):
         monkeypatch.setattr(module, "missing", lambda: "it was not built")
-    monkeypatch.setattr(machine, "WORDS", 1 << 18)
+    monkeypatch.setattr(machine, "LARGE", 1 << 21)
     seen, total = [], np.sum
     monkeypatch.setattr(machine.np, "sum", lambda part: seen.append(len(part)) or total(part))
     found = bench(folder, (2,), 5, 3, (1,), rounds=1, runtime="torch")
@@ -371,7 +371,7 @@ def test_a_system_without_counters_says_nothing_of_others(
     monkeypatch.setattr(measuring, "forget_peak", lambda: False)
     found = bench(folder, (1,), 5, 3, (1,), rounds=1, runtime="torch")
     assert found.rows[0].samples[0].others is None
-    assert "256 MiB" in found.notes[-1] and str(found).splitlines()[4].endswith("     -")
+    assert "512 MiB" in found.notes[-1] and str(found).splitlines()[4].endswith("     -")
     assert found.data()["rows"][0]["samples"][0]["quiet"] is None
 
 

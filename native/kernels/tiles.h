@@ -137,12 +137,20 @@ struct CodeTiles {
     }
   }
 
+  // Those of `count` rows. What lies behind them may be numbers so small that multiplying them takes very long.
+  static const float* numbers(const float* of, int count, float* kept) {
+    if (count == LANES) return of;
+    _mm512_store_ps(kept, _mm512_maskz_loadu_ps((1u << count) - 1, of));
+    return kept;
+  }
+
   // `count` rows, MOST or fewer, with a block's records `from` to before `to`, on top of what is in out unless
   // these are the first.
   template <int MOST>
   static void rows(const u8* panel, const i8* codes, int block, int from, int to, const u8* x, int tile, int row, int count,
                    float* out) {
     alignas(64) i32 products[4][MOST * LANES];
+    alignas(64) float scaled[LANES], weighted[LANES];
     const auto start = [&](int step) {
       const int g = from + step / Kind::halves, run = step % Kind::halves;
       product(count < LANES ? 2 : step % 2, CodedRows(x, tile, row, g).codes() + run * RUN, codes + std::size_t(step) * RUN * LANES,
@@ -167,15 +175,17 @@ struct CodeTiles {
       const CodedRows given(x, tile, row, g);
       const u8* scales = at + Kind::code_bytes;
       const F by = Kind::scale(scales, run, block, d);
+      const float* of_rows = numbers(given.scales(), count, scaled);
 #pragma GCC unroll 16
       for (int t = 0; t < MOST; t++) {
         const I sum{_mm512_load_si512(products[step % 4] + t * LANES)};
-        total[t] = fma(to_float(sum), mul(by, set(given.scales()[t])), total[t]);
+        total[t] = fma(to_float(sum), mul(by, set(of_rows[t])), total[t]);
       }
       if constexpr (Kind::minimum) {
         const F low = Kind::least(scales, block, m);
+        const float* of_least = numbers(given.weighted(), count, weighted);
 #pragma GCC unroll 16
-        for (int t = 0; t < MOST; t++) total[t] = fma(low, set(given.weighted()[t]), total[t]);
+        for (int t = 0; t < MOST; t++) total[t] = fma(low, set(of_least[t]), total[t]);
       }
     }
 #pragma GCC unroll 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -336,8 +337,9 @@ def test_where_attention_overtakes_the_feed_forward() -> None:
 
 
 def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
-    PLAIN.save(tmp_path / "deep" / "machine.json")
-    assert Profile.read(tmp_path / "deep" / "machine.json") == PLAIN
+    for profile in (PLAIN, replace(PLAIN, reading=((1 << 25, 6e10), (1 << 29, 3e10)))):
+        profile.save(tmp_path / "deep" / "machine.json")
+        assert Profile.read(tmp_path / "deep" / "machine.json") == profile
 
 
 def test_the_page_has_the_rates_of_the_plan_itself(smollm2_file: Path) -> None:

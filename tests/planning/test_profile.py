@@ -4,53 +4,100 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from qkv.benching import profile as module
-from qkv.benching.profile import LONG, MANY, NARROW, ROWS, SOME, WIDE, Shape, Solved, Steps, measured, solve
+from qkv.benching.profile import (
+    FASTEST,
+    LONG,
+    MANY,
+    NARROW,
+    ROWS,
+    SHORT,
+    SOME,
+    WIDE,
+    Shape,
+    Solved,
+    Steps,
+    measured,
+    solve,
+)
 from qkv.cli import app
 from qkv.errors import CheckpointError
 from qkv.planning import Profile, plan
 from qkv.planning.cache import layers
-from qkv.planning.timing import overlapped
+from qkv.planning.profile import Speeds, overlapped, read_at
 from qkv.planning.weights import read_in_a_step, stored
 from qkv.runtime.built import missing
 
 COSTS = Solved(weights=20e9, few=3e11, compute=5e11, cache=15e9, attention=2e11, layer=3e-5, row=2e-6)
+EVEN: Speeds = ((32 << 20, 30e9), (512 << 20, 30e9))
+STEEP: Speeds = ((128 << 20, 60e9), (512 << 20, 15e9))  # two octaves of size, two of speed
 
 
-def taken(shape: Shape, format: str, costs: Solved) -> Steps:
+def taken(shape: Shape, format: str, costs: Solved, speed: Callable[[float], float]) -> Steps:
     """The times that a machine of these costs would have, written out."""
     read, flops = read_in_a_step(shape.model, stored(format), 1)
     beside = shape.layers * costs.layer
-    row = beside + read / costs.weights
+    weights = overlapped(read / costs.weights, read / speed(read))
+    row = beside + weights
     (kept,) = layers(shape.model, "bf16")
-    far = row + LONG * kept.count * kept.per_token / costs.cache
-    meanwhile = overlapped(read / costs.weights, SOME * flops / costs.few)
-    some = beside + shape.layers * costs.row * SOME + meanwhile
+    computing = SOME * flops / costs.few
+    some = beside + shape.layers * costs.row * SOME + overlapped(weights, computing)
+
+    def far(tokens: int, of_rows: float, products: float) -> float:
+        held = tokens * kept.count * kept.per_token
+        among = speed(read + held)
+        reading = overlapped(products, read / costs.weights, read / among)
+        return beside + of_rows + reading + overlapped(held / costs.cache, held / among)
+
+    texts = far(SOME * SHORT, shape.layers * costs.row * SOME, computing)
     per_pair = 4 * shape.heads * 64 * shape.layers
 
     def among(rows: int, start: int) -> float:
         products = rows * (shape.layers * costs.row + flops / costs.compute)
         return beside + products + rows * (start + (rows + 1) / 2) * per_pair / costs.attention
 
-    return Steps(row, far, some, among(MANY, 0), among(ROWS, 0), among(ROWS, LONG - ROWS))
+    return Steps(row, far(LONG, 0, 0), some, texts, among(MANY, 0), among(ROWS, 0), among(ROWS, LONG - ROWS))
 
 
 @pytest.mark.parametrize("format", ["BF16", "Q4_K"])
 def test_costs_come_out_of_the_times_they_make(format: str) -> None:
-    times = {shape: taken(shape, format, COSTS) for shape in (NARROW, WIDE)}
-    found = solve(format, "bf16", 1e12, times)
-    # a row's own cost is left out of the products' reading, so that little is off
-    assert list(found) == pytest.approx(list(COSTS), rel=0.02)
+    for reading in (EVEN, STEEP):
+        times = {s: taken(s, format, COSTS, partial(read_at, reading)) for s in (NARROW, WIDE)}
+        found = solve(format, "bf16", reading, times)
+        # a row's own cost is left out of the products' reading, so that little is off
+        assert list(found) == pytest.approx(list(COSTS), rel=0.02)
 
 
-def test_weights_are_read_no_faster_than_memory_is() -> None:
-    times = {shape: taken(shape, "BF16", COSTS._replace(weights=80e9)) for shape in (NARROW, WIDE)}
-    assert solve("BF16", "bf16", 30e9, times).weights == 30e9
+def test_memory_is_as_fast_as_for_the_nearest_sizes_that_were_read() -> None:
+    sizes = (1 << 20, 128 << 20, 181 << 20, 256 << 20, 512 << 20, 1 << 40)
+    found = [read_at(STEEP, size) for size in sizes]
+    assert found == pytest.approx([60e9, 60e9, 60e9 / 2**0.5, 30e9, 15e9, 15e9], rel=2e-3)
+
+
+def test_what_is_read_no_slower_than_memory_is_takes_memory_alone() -> None:
+    """Where steps are quicker than memory was just before, nothing is left to go through."""
+    quick = COSTS._replace(weights=1e15, cache=1e15)
+    times = {shape: taken(shape, "BF16", quick, lambda bytes: 40e9) for shape in (NARROW, WIDE)}
+    found = solve("BF16", "bf16", EVEN, times)
+    assert found.weights == pytest.approx(FASTEST * 30e9) and found.cache == pytest.approx(
+        FASTEST * 30e9, rel=0.01
+    )
+
+
+def test_a_step_reads_its_weights_and_cache_from_where_all_of_it_lies() -> None:
+    """96 MiB of weights alone come from the processor's cache; with 416 MiB of keys and values not."""
+    at = Profile("small", None, {"": 1e15}, {"": 1e15}, {"": 1e15}, 1e15, 1e15, reading=STEEP)
+    assert at.seconds(96 << 20, 1e15, 96 << 20) == pytest.approx((96 << 20) / 60e9)
+    assert at.seconds(96 << 20, 1e15, 512 << 20) == pytest.approx((96 << 20) / 15e9)
+    alike = at.seconds(96 << 20, 60e9, 96 << 20)  # going through it takes as long as reading it
+    assert alike == pytest.approx(2 ** (1 / 3) * (96 << 20) / 60e9)
 
 
 @pytest.mark.skipif(missing() is not None, reason="the native runtime was not built")
@@ -64,7 +111,9 @@ def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured(1, formats=("Q8_0",), progress=lambda done, total: seen.append((done, total)))
     assert seen == [(0, 1)] and found.details["threads"] == 1
     assert set(found.weights) == {"Q8_0", ""} and min(found.weights.values()) > 0
-    assert 0 < found.weights["Q8_0"] <= found.details["read_bandwidth"]
+    assert [size for size, _ in found.reading] == list(module.SIZES)
+    fastest = FASTEST * max(speed for _, speed in found.reading)
+    assert 0 < found.weights["Q8_0"] <= fastest and 0 < found.cache <= fastest
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import numpy as np
 from qkv.runtime.built import NAME, missing
 
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-WORDS, PASSES = (256 << 20) // 8, 8  # of the buffer that numpy reads, well past any cache; and how often
+LARGE = 512 << 20  # bytes that are read for how fast memory is: processors have caches of half of it
+PASSES = 8  # over what numpy reads
 
 
 def described() -> dict[str, Any]:
@@ -76,21 +77,22 @@ class Moment:
         return min(max(foreign / (elapsed * cores), 0.0), 1.0)
 
 
-def read_bandwidth(threads: int) -> float:
-    """Bytes of memory a second that so many threads read together; takes 256 MiB meanwhile.
+def read_bandwidth(threads: int, bytes: int | None = None) -> float:
+    """Bytes a second that so many threads read together, of so many bytes (None: LARGE) over and over.
 
     By the native runtime; by numpy, which may not reach what the memory can give, where there is none.
     """
+    bytes = LARGE if bytes is None else bytes
     if missing() is None:
-        found: float = import_module(NAME).read_bandwidth(threads)
+        found: float = import_module(NAME).read_bandwidth(threads, bytes)
         return found
     from concurrent.futures import ThreadPoolExecutor
 
-    parts = np.array_split(np.ones(WORDS, np.uint64), threads)
+    parts = np.array_split(np.ones(bytes // 8, np.uint64), threads)
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(PASSES):
             start = time.perf_counter()
             list(pool.map(np.sum, parts))  # numpy lets go of the interpreter meanwhile
-            best = max(best, 8 * WORDS / (time.perf_counter() - start))
+            best = max(best, bytes / (time.perf_counter() - start))
     return best

@@ -203,7 +203,7 @@ class _Runs:
                 f"there is no native runtime: {reason}."
             )
         if not self.forgets:
-            yield "The memory at most has the 256 MiB in it that the memory's speed was measured with."
+            yield "The memory at most has the 512 MiB in it that the memory's speed was measured with."
 
 
 def _moment() -> Moment | None:

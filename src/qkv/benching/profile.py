@@ -16,7 +16,7 @@ from qkv.checkpoints.quantisers import quantise
 from qkv.errors import UnsupportedError
 from qkv.memory import free_memory
 from qkv.planning.cache import layers
-from qkv.planning.profile import Profile
+from qkv.planning.profile import Profile, Speeds, gone_through, overlapped, read_at
 from qkv.planning.timing import MANY, SOME
 from qkv.planning.weights import read_in_a_step, stored
 from qkv.planning.workspace import ROWS
@@ -28,8 +28,10 @@ from qkv.runtime.threads import default_threads
 from qkv.spec import Attention, Gated, Language, Model, RMSNorm, Rotary, Stack, Tokens, pre_norm
 
 FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
-LONG = 2048
-ROUNDS, EACH = 5, 4  # rounds of all steps, and how often each round repeats those of few rows
+LONG, SHORT = 2048, 128  # tokens of the texts that are gone on with: one long, and SOME short ones
+ROUNDS, EACH = 5, 8  # rounds of all steps, and how often each round repeats those of few rows
+SIZES = tuple(n << 20 for n in (32, 64, 128, 256, 512))  # bytes of memory that are read over and over
+FASTEST = 4  # as times of memory's speed: how fast weights are gone through is not told apart beyond
 BAND = 0.2  # what is left unexplained, and the machine's own drift
 
 Progress = Callable[[int, int], None]
@@ -82,18 +84,21 @@ class Random(Mapping[str, StoredTensor]):
 
 
 class Steps(NamedTuple):
-    """Seconds: a row at the beginning of a text and far into it, a few rows, many; 512 at both places."""
+    """Seconds: a row at the beginning of a text and far into it; a few rows of one, and of a text each;
+    many; 512 at the beginning and far into a text.
+    """
 
     row: float
     far_row: float
     some: float
+    texts: float
     many: float
     rows: float
     far_rows: float
 
 
 class Runner:
-    """A model of one shape: one text that begins, sequence 0, and one of LONG tokens, sequence 1."""
+    """A model of one shape: a text that begins, sequence 0; one of LONG tokens, 1; the short ones, from 2."""
 
     def __init__(self, shape: Shape, format: str, threads: int, kv: str):
         self.run = Native(lower(shape.model), Random(shape.model, format), threads, kv)
@@ -101,10 +106,22 @@ class Runner:
         self.seconds: dict[str, list[float]] = {name: [] for name in Steps._fields}
         for start in range(0, LONG, ROWS):
             self._step(ROWS, start, 1)
+        for text in range(SOME):
+            self._step(SHORT, 0, 2 + text)
 
     def _step(self, rows: int, start: int, sequence: int) -> float:
         self.run.forget(sequence, start)
-        given = Rows.of(self.tokens[:rows], start=start, sequence=sequence, wanted=[rows - 1])
+        return self._timed(Rows.of(self.tokens[:rows], start=start, sequence=sequence, wanted=[rows - 1]))
+
+    def _texts(self) -> float:
+        texts = np.arange(2, 2 + SOME)
+        for text in texts:
+            self.run.forget(int(text), SHORT)
+        return self._timed(
+            Rows(np.array(self.tokens[:SOME]), texts, np.full(SOME, SHORT), np.array([SOME - 1]))
+        )
+
+    def _timed(self, given: Rows) -> float:
         began = time.perf_counter()
         self.run.step(given)
         return time.perf_counter() - began
@@ -113,6 +130,7 @@ class Runner:
         """Steps that wait for memory, each several times in a row, as texts are written."""
         for name, rows, start, sequence in (("row", 1, 0, 0), ("far_row", 1, LONG, 1), ("some", SOME, 0, 0)):
             self.seconds[name] += [self._step(rows, start, sequence) for _ in range(EACH)]
+        self.seconds["texts"] += [self._texts() for _ in range(EACH)]
 
     def many(self) -> None:
         """Steps that compute."""
@@ -127,16 +145,17 @@ class Runner:
         return Steps(**{name: median(seconds) for name, seconds in self.seconds.items()})
 
 
-def steps(format: str, threads: int, kv: str) -> tuple[dict[Shape, Steps], float]:
-    """Both shapes in turn, so that whatever the machine does meanwhile is in both; and the bandwidth then."""
-    probes: list[float] = []
+def steps(format: str, threads: int, kv: str) -> tuple[dict[Shape, Steps], Speeds]:
+    """Both shapes in turn, so that whatever the machine does meanwhile is in both; how fast memory is."""
+    probes: list[list[float]] = []
     runners = {shape: Runner(shape, format, threads, kv) for shape in (NARROW, WIDE)}
     for _ in range(ROUNDS):
-        probes.append(read_bandwidth(threads))
+        probes.append([read_bandwidth(threads, size) for size in SIZES])
         for runner in runners.values():
             runner.many()
             runner.few()
-    return {shape: runner.steps() for shape, runner in runners.items()}, max(probes)
+    speeds = tuple(zip(SIZES, map(median, zip(*probes, strict=True)), strict=True))
+    return {shape: runner.steps() for shape, runner in runners.items()}, speeds
 
 
 def measured(
@@ -155,12 +174,12 @@ def measured(
     if absent:
         raise UnsupportedError(f"Only the native runtime is measured for plans: {absent}.")
     count = threads or default_threads()
-    solved, bandwidths = dict[str, Solved](), list[float]()
+    solved, readings = dict[str, Solved](), list[Speeds]()
     for done, format in enumerate(formats):
         progress(done, len(formats))
-        taken, bandwidth = steps(format, count, kv)
-        solved[format] = solve(format, kv, bandwidth, taken)
-        bandwidths.append(bandwidth)
+        taken, reading = steps(format, count, kv)
+        solved[format] = solve(format, kv, reading, taken)
+        readings.append(reading)
     all_ = list(solved.values())
     machine = described()
     return Profile(
@@ -173,8 +192,9 @@ def measured(
         median(s.attention for s in all_),
         median(s.layer for s in all_),
         row=median(s.row for s in all_),
+        reading=tuple((size, median(dict(each)[size] for each in readings)) for size in SIZES),
         band=BAND,
-        details={**machine, "kv": kv, "threads": count, "read_bandwidth": max(bandwidths)},
+        details={**machine, "kv": kv, "threads": count},
     )
 
 
@@ -190,18 +210,16 @@ class Solved(NamedTuple):
     row: float
 
 
-def solve(format: str, kv: str, bandwidth: float, taken: Mapping[Shape, Steps]) -> Solved:
+def solve(format: str, kv: str, reading: Speeds, taken: Mapping[Shape, Steps]) -> Solved:
     """The costs that these times are made of.
 
-    A step of one row is layers * `layer` + bytes / `weights`: two shapes for two unknowns, of which
-    weights are read no faster than memory is. The others follow one by one.
+    A step of one row is layers * `layer` and its weights, which are read from memory as fast as that is
+    and gone through: two shapes for two unknowns. The others follow one by one.
     """
     narrow, wide = taken[NARROW], taken[WIDE]
     size = {shape: _layer(shape, format) for shape in (NARROW, WIDE)}
     read = {shape: shape.layers * size[shape][0] for shape in (NARROW, WIDE)}
-    apart = NARROW.layers * read[WIDE] - WIDE.layers * read[NARROW]
-    layer = max(0.0, (narrow.row * read[WIDE] - wide.row * read[NARROW]) / apart)
-    weights = min(read[WIDE] / max(wide.row - WIDE.layers * layer, 1e-9), bandwidth)
+    weights, layer = _alone(reading, read, taken)
     attention = _mixing(LONG - ROWS, LONG) / (narrow.far_rows - narrow.rows + wide.far_rows - wide.rows)
     # what products of many rows take, so few that they hardly attend: by both shapes, as above
     each = {
@@ -210,15 +228,60 @@ def solve(format: str, kv: str, bandwidth: float, taken: Mapping[Shape, Steps]) 
     }
     compute = MANY * (size[WIDE][1] - size[NARROW][1]) / max(each[WIDE] - each[NARROW], 1e-9)
     row = max(0.0, each[NARROW] / MANY - size[NARROW][1] / compute)
-    computing = 0.0
+    some = {shape: taken[shape].some - shape.layers * (layer + row * SOME) for shape in (NARROW, WIDE)}
+    computing = {
+        shape: without(some[shape], gone_through(read[shape], weights, reading, read[shape]))
+        for shape in (NARROW, WIDE)
+    }
+    few = min(SOME * sum(s.layers * size[s][1] for s in (NARROW, WIDE)) / sum(computing.values()), compute)
+    found = Solved(weights, few, compute, 0.0, attention, layer, row)
+    return found._replace(cache=_cache(kv, reading, read, taken, found, computing))
+
+
+def _alone(reading: Speeds, read: Mapping[Shape, float], taken: Mapping[Shape, Steps]) -> tuple[float, float]:
+    """How fast a row goes through weights, and what a layer costs beside: the same by both shapes."""
+
+    def beside(shape: Shape, rate: float) -> float:
+        return (taken[shape].row - gone_through(read[shape], rate, reading, read[shape])) / shape.layers
+
+    low, high = 1e-3 * reading[-1][1], FASTEST * max(speed for _, speed in reading)
+    for _ in range(60):  # the wide shape has fewer layers: the slower weights are, the less is left to them
+        rate = (low * high) ** 0.5
+        low, high = (low, rate) if beside(WIDE, rate) > beside(NARROW, rate) else (rate, high)
+    return high, max(0.0, beside(NARROW, high))
+
+
+def _cache(
+    kv: str,
+    reading: Speeds,
+    read: Mapping[Shape, float],
+    taken: Mapping[Shape, Steps],
+    found: Solved,
+    computing: Mapping[Shape, float],
+) -> float:
+    """How fast keys and values are gone through: by what rows take longer that have some.
+
+    `computing` are the seconds that SOME rows compute while weights are read.
+    """
+    seconds = memory = bytes = 0.0
     for shape in (NARROW, WIDE):
-        products = taken[shape].some - shape.layers * (layer + row * SOME)
-        computing += max(1e-15, products**3 - (read[shape] / weights) ** 3) ** (1 / 3)
-    flops = sum(shape.layers * size[shape][1] for shape in (NARROW, WIDE))
-    few = min(SOME * flops / computing, compute)
-    held = sum(one.per_token * one.count for s in (NARROW, WIDE) for one in layers(s.model, kv))
-    cache = LONG * held / (narrow.far_row - narrow.row + wide.far_row - wide.row)
-    return Solved(weights, few, compute, cache, attention, layer, row)
+        a_token = sum(one.per_token * one.count for one in layers(shape.model, kv))
+        for tokens, rows, took, products in (
+            (LONG, 0, taken[shape].far_row, 0.0),
+            (SOME * SHORT, SOME, taken[shape].texts, computing[shape]),
+        ):
+            held = tokens * a_token
+            among = read[shape] + held
+            weights = overlapped(products, gone_through(read[shape], found.weights, reading, among))
+            seconds += took - shape.layers * (found.layer + found.row * rows) - weights
+            memory += held / read_at(reading, among)
+            bytes += held
+    return bytes / max(without(seconds, memory), memory / FASTEST)
+
+
+def without(seconds: float, other: float) -> float:
+    """What overlaps with another to these seconds."""
+    return max(1e-15, seconds**3 - other**3) ** (1 / 3)
 
 
 def _layer(shape: Shape, format: str) -> tuple[float, float]:

@@ -9,17 +9,40 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qkv.errors import RequestError, SourceError
+
+Speeds = tuple[tuple[int, float], ...]  # numbers of bytes, and bytes a second
+
+
+def overlapped(*seconds: float) -> float:
+    """Seconds of what is done at once: the longest, and where two are alike a quarter more."""
+    return float(sum(each**3 for each in seconds) ** (1 / 3))
+
+
+def read_at(reading: Speeds, bytes: float) -> float:
+    """Bytes a second of memory that is read over and over: by the logarithm between those measured."""
+    sizes, speeds = zip(*reading, strict=True)
+    return float(np.exp(np.interp(np.log(max(bytes, 1)), np.log(sizes), np.log(speeds))))
+
+
+def gone_through(bytes: float, rate: float, reading: Speeds, among: float) -> float:
+    """Seconds of reading bytes, among as many as a step reads, and going through them at this rate."""
+    return overlapped(bytes / rate, bytes / read_at(reading, among)) if reading else bytes / rate
 
 
 @dataclass(frozen=True)
 class Profile:
     """How fast a machine reads and computes. Bytes and operations a second; seconds.
 
-    `weights` is how fast a step of one row reads weights, `few` and `compute` how fast products of a few
-    and of many rows are, by their format ("" for all others). `cache` is how fast keys and values are
-    read, `attention` how fast scores and mixtures of many rows are. Beside these a step costs `step`,
-    each of its layers `layer`, and each row of a layer `row`. `band` is how far off times may be.
+    `weights` is how fast a step of one row goes through weights, `few` and `compute` how fast products of
+    a few and of many rows are, by their format ("" for all others). `cache` is how fast keys and values
+    are gone through, `attention` how fast scores and mixtures of many rows are. `reading` is how fast
+    memory gives so many bytes that are read over and over, for some numbers of them, as a processor's
+    cache may hold them; where there is none, `weights` and `cache` are how fast they are read. Beside
+    these a step costs `step`, each of its layers `layer`, and each row of a layer `row`. `band` is how
+    far off times may be.
     """
 
     name: str
@@ -32,6 +55,7 @@ class Profile:
     layer: float = 0.0
     step: float = 0.0
     row: float = 0.0
+    reading: Speeds = ()
     band: float = 0.35
     accelerator: bool = False
     said_by: str = "measured here"
@@ -39,6 +63,10 @@ class Profile:
 
     def of(self, figures: Mapping[str, float], format: str) -> float:
         return figures[format] if format in figures else figures[""]
+
+    def seconds(self, bytes: float, rate: float, among: float) -> float:
+        """To go through bytes at this rate, in a step that reads so many bytes in all."""
+        return gone_through(bytes, rate, self.reading, among)
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,8 +76,10 @@ class Profile:
     def read(path: Path) -> Profile:
         """Raises SourceError for a file that holds none."""
         try:
-            return Profile(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as problem:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            reading = tuple((int(bytes), float(speed)) for bytes, speed in found.pop("reading", ()))
+            return Profile(**found, reading=reading)
+        except (OSError, ValueError, TypeError, AttributeError) as problem:
             raise SourceError(
                 f"{path} holds no profile of a machine: measure it again ({problem})."
             ) from None

@@ -8,7 +8,7 @@ from math import log
 from typing import Any
 
 from qkv.planning.cache import Layers, read
-from qkv.planning.profile import Profile
+from qkv.planning.profile import Profile, overlapped
 from qkv.planning.weights import Stored, read_in_a_step
 from qkv.planning.workspace import ROWS
 from qkv.spec import Attention, LatentAttention, Model
@@ -46,12 +46,20 @@ class Costs:
     devices: int = 1
     packing: float = 1.0
 
-    def products(self, rows: int, answers: int) -> tuple[float, str]:
-        """Seconds of all products of a step: of reading their weights, and of computing meanwhile."""
-        format, at = self.how.matrices, self.at
+    def of_a_step(self, rows: int, answers: int) -> tuple[int, int]:
+        """Bytes of weights that it reads, as packed, and operations with them, on all devices."""
         weights, flops = read_in_a_step(self.model, self.how, rows, answers)
-        weights = round(weights * self.packing)
-        reading = weights / self.devices / at.of(at.weights, format)
+        return round(weights * self.packing), flops
+
+    def products(self, rows: int, answers: int, held: float = 0) -> tuple[float, str]:
+        """Seconds of all products of a step: of reading their weights, and of computing meanwhile.
+
+        `held` are the bytes that it reads besides.
+        """
+        format, at = self.how.matrices, self.at
+        weights, flops = self.of_a_step(rows, answers)
+        share = weights / self.devices
+        reading = at.seconds(share, at.of(at.weights, format), share + held)
         few, many = at.of(at.few, format), at.of(at.compute, format)
         computing = flops / self.devices / (few + (many - few) * _many(rows))
         seconds = overlapped(reading, computing)
@@ -65,9 +73,10 @@ class Costs:
 
     def decode(self, kept: list[Layers], context: int, rows: int) -> Time:
         """A step that gives each of `rows` sequences of `context` tokens its next one."""
-        products, words = self.products(rows, rows)
         held = rows * read(kept, context)
-        attending = held / self.at.cache
+        products, words = self.products(rows, rows, held)
+        weights = self.of_a_step(rows, rows)[0] / self.devices
+        attending = self.at.seconds(held, self.at.cache, weights + held)
         formula = (
             f"{words}, {held / 1e6:,.0f} MB of cache ({1e3 * attending:.2f} ms), "
             f"and {1e3 * self.beside(rows):.2f} ms beside"
@@ -88,11 +97,6 @@ class Costs:
             f"attention at {self.at.attention / 1e9:,.0f}, in {steps:,} step{'s' * (steps != 1)}"
         )
         return Time(seconds + mixing / self.at.attention, formula, self.at.band)
-
-
-def overlapped(reading: float, computing: float) -> float:
-    """Seconds of both at once: the longer, and where they are alike a quarter more."""
-    return float((reading**3 + computing**3) ** (1 / 3))
 
 
 def _many(rows: int) -> float:

@@ -12,7 +12,7 @@ from qkv.spec.heads import MultiToken
 from qkv.spec.layers import Mixer
 
 ROWS = 512  # tokens that a step computes at most
-FRAMEWORK = 51_000_000  # Python, numpy and this library, before a model
+FRAMEWORK = 48_000_000  # Python, numpy and this library, before a model
 PER_TOKEN_ID = 680  # bytes of a tokenizer for each entry of its vocabulary
 HUGE_PAGES = 0.031  # of the weights: what is left empty of the pages and chunks that they lie in
 SPLITS, QUERIES = 1024, 8  # parts of attention that are held at once, of so many queries
