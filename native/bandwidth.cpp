@@ -15,6 +15,8 @@ namespace qkv {
 namespace {
 
 constexpr std::size_t ITEM = std::size_t{2} << 20;  // what a thread takes at a time: a huge page
+// Passes: a processor's cache takes some until it holds what is read over and over.
+constexpr std::size_t ALL = std::size_t{2} << 30;
 constexpr int PASSES = 8;
 // Independent sums, so that many loads are in flight. More do not fit the registers of the oldest
 // processor that this is compiled for, and the loop then waits for them instead of for memory.
@@ -32,7 +34,8 @@ std::uint64_t sum(const std::uint64_t* words, std::size_t count) {
 // Each stage is a pass over the buffer; where one ends, the next is timed from.
 class Passes : public Stages {
  public:
-  explicit Passes(std::size_t bytes) : items_(std::max<std::size_t>(bytes / ITEM, 1)), buffer_(items_ * ITEM) {
+  explicit Passes(std::size_t bytes)
+      : items_(std::max<std::size_t>(bytes / ITEM, 1)), passes_(std::max<int>(PASSES, ALL / (items_ * ITEM))), buffer_(items_ * ITEM) {
     std::memset(buffer_.as(), 1, items_ * ITEM);  // pages that were never written are one and the same
   }
 
@@ -40,7 +43,7 @@ class Passes : public Stages {
     const auto now = std::chrono::steady_clock::now();
     if (pass_ > 0) best_ = std::max(best_, items_ * ITEM / std::chrono::duration<double>(now - start_).count());
     start_ = now;
-    return pass_++ < PASSES ? static_cast<int>(items_) : 0;
+    return pass_++ < passes_ ? static_cast<int>(items_) : 0;
   }
 
   void item(int number, int) override {
@@ -53,6 +56,7 @@ class Passes : public Stages {
 
  private:
   const std::size_t items_;
+  const int passes_;
   const Memory buffer_;
   std::atomic<std::uint64_t> seen_{0};
   std::chrono::steady_clock::time_point start_;

@@ -19,6 +19,7 @@ from qkv.benching.profile import (
     NARROW,
     ROWS,
     SHORT,
+    SMALL,
     SOME,
     WIDE,
     Shape,
@@ -33,9 +34,20 @@ from qkv.planning import Profile, plan
 from qkv.planning.cache import layers
 from qkv.planning.profile import Speeds, overlapped, read_at
 from qkv.planning.weights import read_in_a_step, stored
+from qkv.planning.workspace import widths
 from qkv.runtime.built import missing
 
-COSTS = Solved(weights=20e9, few=3e11, compute=5e11, cache=15e9, attention=2e11, layer=3e-5, row=2e-6)
+COSTS = Solved(
+    weights=20e9,
+    few=3e11,
+    compute=5e11,
+    cache=15e9,
+    attention=2e11,
+    pair=2e-9,
+    layer=3e-5,
+    number=3e-10,
+    logit=3e-10,
+)
 EVEN: Speeds = ((32 << 20, 30e9), (512 << 20, 30e9))
 STEEP: Speeds = ((128 << 20, 60e9), (512 << 20, 15e9))  # two octaves of size, two of speed
 
@@ -44,11 +56,12 @@ def taken(shape: Shape, format: str, costs: Solved, speed: Callable[[float], flo
     """The times that a machine of these costs would have, written out."""
     read, flops = read_in_a_step(shape.model, stored(format), 1)
     beside = shape.layers * costs.layer
+    of_a_row = shape.layers * costs.number * widths(shape.model).all
     weights = overlapped(read / costs.weights, read / speed(read))
-    row = beside + weights
+    row = beside + of_a_row + weights
     (kept,) = layers(shape.model, "bf16")
     computing = SOME * flops / costs.few
-    some = beside + shape.layers * costs.row * SOME + overlapped(weights, computing)
+    some = beside + SOME * of_a_row + overlapped(weights, computing)
 
     def far(tokens: int, of_rows: float, products: float) -> float:
         held = tokens * kept.count * kept.per_token
@@ -56,22 +69,27 @@ def taken(shape: Shape, format: str, costs: Solved, speed: Callable[[float], flo
         reading = overlapped(products, read / costs.weights, read / among)
         return beside + of_rows + reading + overlapped(held / costs.cache, held / among)
 
-    texts = far(SOME * SHORT, shape.layers * costs.row * SOME, computing)
-    per_pair = 4 * shape.heads * 64 * shape.layers
+    texts = far(SOME * SHORT, SOME * of_a_row, computing)
+    per_pair = shape.layers * shape.heads * (costs.pair + 4 * shape.head_dim / costs.attention)
 
     def among(rows: int, start: int) -> float:
-        products = rows * (shape.layers * costs.row + flops / costs.compute)
-        return beside + products + rows * (start + (rows + 1) / 2) * per_pair / costs.attention
+        products = rows * (of_a_row + flops / costs.compute)
+        return beside + products + rows * (start + (rows + 1) / 2) * per_pair
 
-    return Steps(row, far(LONG, 0, 0), some, texts, among(MANY, 0), among(ROWS, 0), among(ROWS, LONG - ROWS))
+    alone, own = among(ROWS, 0), among(ROWS, LONG - ROWS)
+    return Steps(row, far(LONG, of_a_row, 0), some, texts, among(MANY, 0), alone, own, costs.logit)
+
+
+def small(costs: Solved, reading: Speeds) -> float:
+    read, _ = read_in_a_step(SMALL.model, stored("q8_0"), 1)
+    return SMALL.layers * costs.layer + read / max(speed for _, speed in reading)
 
 
 @pytest.mark.parametrize("format", ["BF16", "Q4_K"])
 def test_costs_come_out_of_the_times_they_make(format: str) -> None:
     for reading in (EVEN, STEEP):
         times = {s: taken(s, format, COSTS, partial(read_at, reading)) for s in (NARROW, WIDE)}
-        found = solve(format, "bf16", reading, times)
-        # a row's own cost is left out of the products' reading, so that little is off
+        found = solve(format, "bf16", reading, times, small(COSTS, reading))
         assert list(found) == pytest.approx(list(COSTS), rel=0.02)
 
 
@@ -85,7 +103,7 @@ def test_what_is_read_no_slower_than_memory_is_takes_memory_alone() -> None:
     """Where steps are quicker than memory was just before, nothing is left to go through."""
     quick = COSTS._replace(weights=1e15, cache=1e15)
     times = {shape: taken(shape, "BF16", quick, lambda bytes: 40e9) for shape in (NARROW, WIDE)}
-    found = solve("BF16", "bf16", EVEN, times)
+    found = solve("BF16", "bf16", EVEN, times, small(quick, EVEN))
     assert found.weights == pytest.approx(FASTEST * 30e9) and found.cache == pytest.approx(
         FASTEST * 30e9, rel=0.01
     )
@@ -97,16 +115,17 @@ def test_a_step_reads_its_weights_and_cache_from_where_all_of_it_lies() -> None:
     assert at.seconds(96 << 20, 1e15, 96 << 20) == pytest.approx((96 << 20) / 60e9)
     assert at.seconds(96 << 20, 1e15, 512 << 20) == pytest.approx((96 << 20) / 15e9)
     alike = at.seconds(96 << 20, 60e9, 96 << 20)  # going through it takes as long as reading it
-    assert alike == pytest.approx(2 ** (1 / 3) * (96 << 20) / 60e9)
+    assert alike == pytest.approx(2**0.5 * (96 << 20) / 60e9)
 
 
 @pytest.mark.skipif(missing() is not None, reason="the native runtime was not built")
 def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, layers_ in (("NARROW", 4), ("WIDE", 2)):
-        width = 128 if name == "WIDE" else 64
-        monkeypatch.setattr(module, name, Shape(layers_, width, width // 64, width // 64, 2 * width))
+        width, head_dim = (128, 128) if name == "WIDE" else (64, 64)
+        monkeypatch.setattr(module, name, Shape(layers_, width, 1, 1, 2 * width, head_dim))
     monkeypatch.setattr(module, "ROUNDS", 1)
     monkeypatch.setattr(module, "EACH", 1)
+    monkeypatch.setattr(module, "WARM", 0)
     seen: list[tuple[int, int]] = []
     found = measured(1, formats=("Q8_0",), progress=lambda done, total: seen.append((done, total)))
     assert seen == [(0, 1)] and found.details["threads"] == 1

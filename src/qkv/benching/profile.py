@@ -19,7 +19,7 @@ from qkv.planning.cache import layers
 from qkv.planning.profile import Profile, Speeds, gone_through, overlapped, read_at
 from qkv.planning.timing import MANY, SOME
 from qkv.planning.weights import read_in_a_step, stored
-from qkv.planning.workspace import ROWS
+from qkv.planning.workspace import ROWS, widths
 from qkv.runtime import Rows
 from qkv.runtime.built import missing
 from qkv.runtime.lower import lower
@@ -30,6 +30,8 @@ from qkv.spec import Attention, Gated, Language, Model, RMSNorm, Rotary, Stack, 
 FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 LONG, SHORT = 2048, 128  # tokens of the texts that are gone on with: one long, and SOME short ones
 ROUNDS, EACH = 5, 8  # rounds of all steps, and how often each round repeats those of few rows
+WARM = 8  # steps until a processor's cache holds what it can of the weights
+LOGITS = 1 << 16  # of an answer
 SIZES = tuple(n << 20 for n in (32, 64, 128, 256, 512))  # bytes of memory that are read over and over
 FASTEST = 4  # as times of memory's speed: how fast weights are gone through is not told apart beyond
 BAND = 0.2  # what is left unexplained, and the machine's own drift
@@ -39,24 +41,26 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of so many layers alike, of a size that does not fit a processor's cache."""
+    """A decoder of so many layers alike."""
 
     layers: int
     width: int
     heads: int
     kv_heads: int
     hidden: int
+    head_dim: int = 64
 
     @property
     def model(self) -> Model:
-        attention = Attention(self.heads, self.kv_heads, 64, position=Rotary())
+        attention = Attention(self.heads, self.kv_heads, self.head_dim, position=Rotary())
         layer = pre_norm(attention, Gated("silu", self.hidden), norm=RMSNorm())
         return Model(
             decoder=Stack(Tokens(64, self.width), (layer,) * self.layers, RMSNorm()), head=Language(64)
         )
 
 
-NARROW, WIDE = Shape(24, 768, 12, 4, 2048), Shape(4, 2048, 32, 8, 5632)
+NARROW, WIDE = Shape(24, 768, 12, 4, 2048), Shape(4, 2048, 16, 4, 5632, 128)
+SMALL, SMALL_FORMAT = Shape(16, 128, 2, 1, 256), "Q8_0"  # its weights fit the caches of the cores themselves
 
 
 class Random(Mapping[str, StoredTensor]):
@@ -85,7 +89,7 @@ class Random(Mapping[str, StoredTensor]):
 
 class Steps(NamedTuple):
     """Seconds: a row at the beginning of a text and far into it; a few rows of one, and of a text each;
-    many; 512 at the beginning and far into a text.
+    many; 512 at the beginning and far into a text; a number of an answer, which is chosen from.
     """
 
     row: float
@@ -95,6 +99,7 @@ class Steps(NamedTuple):
     many: float
     rows: float
     far_rows: float
+    logit: float
 
 
 class Runner:
@@ -102,6 +107,7 @@ class Runner:
 
     def __init__(self, shape: Shape, format: str, threads: int, kv: str):
         self.run = Native(lower(shape.model), Random(shape.model, format), threads, kv)
+        self.answers = np.random.default_rng(2).normal(0, 3, (SOME, LOGITS)).astype(np.float32)
         self.tokens = list(np.random.default_rng(1).integers(0, 64, ROWS))
         self.seconds: dict[str, list[float]] = {name: [] for name in Steps._fields}
         for start in range(0, LONG, ROWS):
@@ -126,11 +132,23 @@ class Runner:
         self.run.step(given)
         return time.perf_counter() - began
 
+    def _logit(self) -> float:
+        began = time.perf_counter()
+        self.run.summarised(self.answers)
+        return (time.perf_counter() - began) / self.answers.size
+
+    def row(self) -> None:
+        for _ in range(WARM):
+            self._step(1, 0, 0)
+        self.seconds["row"] += [self._step(1, 0, 0) for _ in range(EACH)]
+
     def few(self) -> None:
         """Steps that wait for memory, each several times in a row, as texts are written."""
-        for name, rows, start, sequence in (("row", 1, 0, 0), ("far_row", 1, LONG, 1), ("some", SOME, 0, 0)):
+        self.row()
+        for name, rows, start, sequence in (("far_row", 1, LONG, 1), ("some", SOME, 0, 0)):
             self.seconds[name] += [self._step(rows, start, sequence) for _ in range(EACH)]
         self.seconds["texts"] += [self._texts() for _ in range(EACH)]
+        self.seconds["logit"] += [self._logit() for _ in range(EACH)]
 
     def many(self) -> None:
         """Steps that compute."""
@@ -145,8 +163,12 @@ class Runner:
         return Steps(**{name: median(seconds) for name, seconds in self.seconds.items()})
 
 
-def steps(format: str, threads: int, kv: str) -> tuple[dict[Shape, Steps], Speeds]:
-    """Both shapes in turn, so that whatever the machine does meanwhile is in both; how fast memory is."""
+def steps(format: str, threads: int, kv: str) -> tuple[Speeds, dict[Shape, Steps], float]:
+    """How fast memory is; the times of both shapes; seconds of a row in SMALL.
+
+    In turn, so that whatever the machine does meanwhile is in all of them.
+    """
+    small = Runner(SMALL, SMALL_FORMAT, threads, kv)
     probes: list[list[float]] = []
     runners = {shape: Runner(shape, format, threads, kv) for shape in (NARROW, WIDE)}
     for _ in range(ROUNDS):
@@ -154,8 +176,9 @@ def steps(format: str, threads: int, kv: str) -> tuple[dict[Shape, Steps], Speed
         for runner in runners.values():
             runner.many()
             runner.few()
+        small.row()
     speeds = tuple(zip(SIZES, map(median, zip(*probes, strict=True)), strict=True))
-    return {shape: runner.steps() for shape, runner in runners.items()}, speeds
+    return speeds, {shape: r.steps() for shape, r in runners.items()}, median(small.seconds["row"])
 
 
 def measured(
@@ -166,8 +189,8 @@ def measured(
 ) -> Profile:
     """A profile of the native runtime on so many threads (None: one for each core).
 
-    Two shapes of layers give, by linear equations, how fast weights are read and multiplied and what a
-    layer costs beside that; a long text gives attention.
+    Two shapes of layers give, by linear equations, how fast products are and what else a row costs; a
+    small one what a layer costs whatever it holds; texts of some length, attention.
     UnsupportedError where the native runtime cannot be had.
     """
     absent = missing()
@@ -177,8 +200,8 @@ def measured(
     solved, readings = dict[str, Solved](), list[Speeds]()
     for done, format in enumerate(formats):
         progress(done, len(formats))
-        taken, reading = steps(format, count, kv)
-        solved[format] = solve(format, kv, reading, taken)
+        reading, taken, small = steps(format, count, kv)
+        solved[format] = solve(format, kv, reading, taken, small)
         readings.append(reading)
     all_ = list(solved.values())
     machine = described()
@@ -191,7 +214,9 @@ def measured(
         median(s.cache for s in all_),
         median(s.attention for s in all_),
         median(s.layer for s in all_),
-        row=median(s.row for s in all_),
+        pair=median(s.pair for s in all_),
+        number=median(s.number for s in all_),
+        logit=median(s.logit for s in all_),
         reading=tuple((size, median(dict(each)[size] for each in readings)) for size in SIZES),
         band=BAND,
         details={**machine, "kv": kv, "threads": count},
@@ -206,82 +231,84 @@ class Solved(NamedTuple):
     compute: float
     cache: float
     attention: float
+    pair: float
     layer: float
-    row: float
+    number: float
+    logit: float
 
 
-def solve(format: str, kv: str, reading: Speeds, taken: Mapping[Shape, Steps]) -> Solved:
-    """The costs that these times are made of.
+def solve(format: str, kv: str, reading: Speeds, taken: Mapping[Shape, Steps], small: float) -> Solved:
+    """The costs that these times are made of, one by one; `small` are the seconds of a row in SMALL."""
+    both, seen = (NARROW, WIDE), dict(reading)
+    layer = max(0.0, small / SMALL.layers - _layer(SMALL, SMALL_FORMAT)[0] / max(seen.values()))
+    size = {shape: _layer(shape, format) for shape in both}
+    read = {shape: shape.layers * size[shape][0] for shape in both}
+    flops = {shape: size[shape][1] for shape in both}
+    attention, pair = _attention(taken)
+    # what a row takes in a layer, of so many that they read weights once, and so few that they hardly attend
+    each = {}
+    for s in both:
+        attending = s.layers * s.heads * _pairs(0, MANY) * (pair + 4 * s.head_dim / attention)
+        each[s] = ((taken[s].many - attending) / s.layers - layer) / MANY
+    compute, number = _row(each, flops)
 
-    A step of one row is layers * `layer` and its weights, which are read from memory as fast as that is
-    and gone through: two shapes for two unknowns. The others follow one by one.
-    """
-    narrow, wide = taken[NARROW], taken[WIDE]
-    size = {shape: _layer(shape, format) for shape in (NARROW, WIDE)}
-    read = {shape: shape.layers * size[shape][0] for shape in (NARROW, WIDE)}
-    weights, layer = _alone(reading, read, taken)
-    attention = _mixing(LONG - ROWS, LONG) / (narrow.far_rows - narrow.rows + wide.far_rows - wide.rows)
-    # what products of many rows take, so few that they hardly attend: by both shapes, as above
-    each = {
-        shape: (taken[shape].many - _mixing(0, MANY, shape) / attention) / shape.layers - layer
-        for shape in (NARROW, WIDE)
-    }
-    compute = MANY * (size[WIDE][1] - size[NARROW][1]) / max(each[WIDE] - each[NARROW], 1e-9)
-    row = max(0.0, each[NARROW] / MANY - size[NARROW][1] / compute)
-    some = {shape: taken[shape].some - shape.layers * (layer + row * SOME) for shape in (NARROW, WIDE)}
+    def beside(shape: Shape, rows: int) -> float:
+        return shape.layers * (layer + rows * number * widths(shape.model).all)
+
+    memory = {shape: read[shape] / read_at(reading, read[shape]) for shape in both}
+    through = sum(without(taken[s].row - beside(s, 1), memory[s]) for s in both)
+    weights = sum(read.values()) / max(through, sum(memory.values()) / FASTEST)
     computing = {
-        shape: without(some[shape], gone_through(read[shape], weights, reading, read[shape]))
-        for shape in (NARROW, WIDE)
+        s: without(taken[s].some - beside(s, SOME), gone_through(read[s], weights, reading, read[s]))
+        for s in both
     }
-    few = min(SOME * sum(s.layers * size[s][1] for s in (NARROW, WIDE)) / sum(computing.values()), compute)
-    found = Solved(weights, few, compute, 0.0, attention, layer, row)
-    return found._replace(cache=_cache(kv, reading, read, taken, found, computing))
-
-
-def _alone(reading: Speeds, read: Mapping[Shape, float], taken: Mapping[Shape, Steps]) -> tuple[float, float]:
-    """How fast a row goes through weights, and what a layer costs beside: the same by both shapes."""
-
-    def beside(shape: Shape, rate: float) -> float:
-        return (taken[shape].row - gone_through(read[shape], rate, reading, read[shape])) / shape.layers
-
-    low, high = 1e-3 * reading[-1][1], FASTEST * max(speed for _, speed in reading)
-    for _ in range(60):  # the wide shape has fewer layers: the slower weights are, the less is left to them
-        rate = (low * high) ** 0.5
-        low, high = (low, rate) if beside(WIDE, rate) > beside(NARROW, rate) else (rate, high)
-    return high, max(0.0, beside(NARROW, high))
-
-
-def _cache(
-    kv: str,
-    reading: Speeds,
-    read: Mapping[Shape, float],
-    taken: Mapping[Shape, Steps],
-    found: Solved,
-    computing: Mapping[Shape, float],
-) -> float:
-    """How fast keys and values are gone through: by what rows take longer that have some.
-
-    `computing` are the seconds that SOME rows compute while weights are read.
-    """
-    seconds = memory = bytes = 0.0
-    for shape in (NARROW, WIDE):
+    few = min(SOME * sum(s.layers * flops[s] for s in both) / sum(computing.values()), compute)
+    # keys and values, by what rows take longer that have some: one with many, and many with some
+    seconds = memory_alone = bytes = 0.0
+    for shape in both:
         a_token = sum(one.per_token * one.count for one in layers(shape.model, kv))
-        for tokens, rows, took, products in (
-            (LONG, 0, taken[shape].far_row, 0.0),
-            (SOME * SHORT, SOME, taken[shape].texts, computing[shape]),
+        for tokens, took, products in (
+            (LONG, taken[shape].far_row - beside(shape, 1), 0.0),
+            (SOME * SHORT, taken[shape].texts - beside(shape, SOME), computing[shape]),
         ):
             held = tokens * a_token
             among = read[shape] + held
-            weights = overlapped(products, gone_through(read[shape], found.weights, reading, among))
-            seconds += took - shape.layers * (found.layer + found.row * rows) - weights
-            memory += held / read_at(reading, among)
+            seconds += took - overlapped(products, gone_through(read[shape], weights, reading, among))
+            memory_alone += held / read_at(reading, among)
             bytes += held
-    return bytes / max(without(seconds, memory), memory / FASTEST)
+    cache = bytes / max(without(seconds, memory_alone), memory_alone / FASTEST)
+    logit = median(taken[s].logit for s in both)
+    return Solved(weights, few, compute, cache, attention, pair, layer, number, logit)
+
+
+def _attention(taken: Mapping[Shape, Steps]) -> tuple[float, float]:
+    """How fast scores and mixtures are, and what a pair costs besides: by heads of two sizes."""
+    more = _pairs(LONG - ROWS, LONG) - _pairs(0, ROWS)
+    a_pair = {s: (taken[s].far_rows - taken[s].rows) / (more * s.layers * s.heads) for s in (NARROW, WIDE)}
+    slowness = (a_pair[WIDE] - a_pair[NARROW]) / (4 * (WIDE.head_dim - NARROW.head_dim))
+    pair = a_pair[NARROW] - 4 * NARROW.head_dim * slowness
+    if slowness <= 0 or pair < 0:  # the machine changed meanwhile: operations alone, then
+        return sum(4 * s.head_dim for s in a_pair) / max(sum(a_pair.values()), 1e-18), 0.0
+    return 1 / slowness, pair
+
+
+def _row(each: Mapping[Shape, float], flops: Mapping[Shape, float]) -> tuple[float, float]:
+    """How fast products are, and what each number of a row costs besides: what a row takes in two layers.
+
+    Products grow with the square of a layer's width, numbers with the width.
+    """
+    numbers = {shape: widths(shape.model).all for shape in (NARROW, WIDE)}
+    apart = flops[WIDE] * numbers[NARROW] - flops[NARROW] * numbers[WIDE]
+    number = (flops[WIDE] * each[NARROW] - flops[NARROW] * each[WIDE]) / apart
+    slowness = (numbers[NARROW] * each[WIDE] - numbers[WIDE] * each[NARROW]) / apart
+    if number < 0 or slowness <= 0:  # the machine changed meanwhile: products alone, then
+        return sum(flops.values()) / sum(each.values()), 0.0
+    return 1 / slowness, number
 
 
 def without(seconds: float, other: float) -> float:
     """What overlaps with another to these seconds."""
-    return max(1e-15, seconds**3 - other**3) ** (1 / 3)
+    return max(1e-18, seconds**2 - other**2) ** 0.5
 
 
 def _layer(shape: Shape, format: str) -> tuple[float, float]:
@@ -290,8 +317,6 @@ def _layer(shape: Shape, format: str) -> tuple[float, float]:
     return read / shape.layers, flops / shape.layers
 
 
-def _mixing(start: int, end: int, *shapes: Shape) -> float:
-    """Operations of scores and mixtures of the rows from start to end that rows from 0 do not have."""
-    pairs = [n * (n + 1) / 2 for n in (start, end)]
-    beyond = pairs[1] - pairs[0] - (ROWS * (ROWS + 1) / 2 if start else 0)
-    return sum(4.0 * shape.heads * 64 * shape.layers * beyond for shape in shapes or (NARROW, WIDE))
+def _pairs(start: int, end: int) -> float:
+    """Of a head: those that the rows from start to before end see."""
+    return (end * (end + 1) - start * (start + 1)) / 2

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from math import hypot
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ Speeds = tuple[tuple[int, float], ...]  # numbers of bytes, and bytes a second
 
 
 def overlapped(*seconds: float) -> float:
-    """Seconds of what is done at once: the longest, and where two are alike a quarter more."""
-    return float(sum(each**3 for each in seconds) ** (1 / 3))
+    """Seconds of what is done at once: the longest, and where two are alike two fifths more."""
+    return hypot(*seconds)
 
 
 def read_at(reading: Speeds, bytes: float) -> float:
@@ -38,10 +39,11 @@ class Profile:
 
     `weights` is how fast a step of one row goes through weights, `few` and `compute` how fast products of
     a few and of many rows are, by their format ("" for all others). `cache` is how fast keys and values
-    are gone through, `attention` how fast scores and mixtures of many rows are. `reading` is how fast
-    memory gives so many bytes that are read over and over, for some numbers of them, as a processor's
-    cache may hold them; where there is none, `weights` and `cache` are how fast they are read. Beside
-    these a step costs `step`, each of its layers `layer`, and each row of a layer `row`. `band` is how
+    are gone through. `reading` is how fast memory gives so many bytes that are read over and over, for
+    some numbers of them, as a processor's cache may hold them; where there is none, `weights` and `cache`
+    are how fast they are read. `attention` is how fast scores and mixtures of many rows are, with `pair`
+    seconds beside for each pair of a query and a key. Besides, a step costs `step`, each of its layers
+    `layer`, each number of a row in a layer `number`, and each number of an answer `logit`. `band` is how
     far off times may be.
     """
 
@@ -54,7 +56,9 @@ class Profile:
     attention: float
     layer: float = 0.0
     step: float = 0.0
-    row: float = 0.0
+    pair: float = 0.0
+    number: float = 0.0
+    logit: float = 0.0
     reading: Speeds = ()
     band: float = 0.35
     accelerator: bool = False

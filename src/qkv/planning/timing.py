@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from math import log
+from dataclasses import dataclass, replace
+from math import inf, log
 from typing import Any
 
 from qkv.planning.cache import Layers, read
 from qkv.planning.profile import Profile, overlapped
 from qkv.planning.weights import Stored, read_in_a_step
-from qkv.planning.workspace import ROWS
+from qkv.planning.workspace import ROWS, vocabulary, widths
 from qkv.spec import Attention, LatentAttention, Model
 
+ANSWERED = 12  # bytes that go through memory for a number of an answer: its line is read, written, read again
 SOME, MANY = 16, 128  # rows that are still a few, and from which on each costs the same
 
 
@@ -46,30 +47,45 @@ class Costs:
     devices: int = 1
     packing: float = 1.0
 
-    def of_a_step(self, rows: int, answers: int) -> tuple[int, int]:
-        """Bytes of weights that it reads, as packed, and operations with them, on all devices."""
-        weights, flops = read_in_a_step(self.model, self.how, rows, answers)
-        return round(weights * self.packing), flops
-
     def products(self, rows: int, answers: int, held: float = 0) -> tuple[float, str]:
         """Seconds of all products of a step: of reading their weights, and of computing meanwhile.
 
-        `held` are the bytes that it reads besides.
+        Those of the head come last, for `answers` of the rows. `held` are the bytes that it reads besides.
         """
-        format, at = self.how.matrices, self.at
         weights, flops = self.of_a_step(rows, answers)
-        share = weights / self.devices
-        reading = at.seconds(share, at.of(at.weights, format), share + held)
-        few, many = at.of(at.few, format), at.of(at.compute, format)
-        computing = flops / self.devices / (few + (many - few) * _many(rows))
-        seconds = overlapped(reading, computing)
+        inside, of_them = self.of_a_step(rows, answers, replace(self.model, head=None))
+        read = weights / self.devices + held
+        reading, seconds = (
+            sum(both)
+            for both in zip(
+                self._at_once(inside, of_them, rows, read),
+                self._at_once(weights - inside, flops - of_them, max(answers, 1), read),
+                strict=True,
+            )
+        )
         words = f"{weights / 1e6:,.0f} MB of weights ({1e3 * reading:.2f} ms)"
         if rows > 1:
             words += f" for {flops / 1e9:,.2f} GFLOP of {rows:,} rows ({1e3 * seconds:.2f} ms in all)"
         return seconds, words
 
-    def beside(self, rows: int) -> float:
-        return self.at.step + len(self.model.trunk.layers) * (self.at.layer + self.at.row * rows)
+    def of_a_step(self, rows: int, answers: int, model: Model | None = None) -> tuple[int, int]:
+        """Bytes of weights that it reads, as packed, and operations with them, on all devices."""
+        weights, flops = read_in_a_step(model or self.model, self.how, rows, answers)
+        return round(weights * self.packing), flops
+
+    def _at_once(self, weights: int, flops: int, rows: int, read: float) -> tuple[float, float]:
+        """Seconds of going through weights, in a step that reads so many bytes, and with their products."""
+        format, at = self.how.matrices, self.at
+        reading = at.seconds(weights / self.devices, at.of(at.weights, format), read)
+        few, many = at.of(at.few, format), at.of(at.compute, format)
+        return reading, overlapped(reading, flops / self.devices / (few + (many - few) * _many(rows)))
+
+    def beside(self, rows: int, answers: int, read: float = 0) -> float:
+        """Seconds of a step that are neither products nor attention; it reads so many bytes for those."""
+        at, numbers = self.at, answers * vocabulary(self.model)
+        of_layers = len(self.model.trunk.layers) * (at.layer + at.number * widths(self.model).all * rows)
+        through = ANSWERED * numbers
+        return at.step + of_layers + at.logit * numbers + at.seconds(through, inf, read + through)
 
     def decode(self, kept: list[Layers], context: int, rows: int) -> Time:
         """A step that gives each of `rows` sequences of `context` tokens its next one."""
@@ -77,18 +93,19 @@ class Costs:
         products, words = self.products(rows, rows, held)
         weights = self.of_a_step(rows, rows)[0] / self.devices
         attending = self.at.seconds(held, self.at.cache, weights + held)
+        beside = self.beside(rows, rows, weights + held)
         formula = (
             f"{words}, {held / 1e6:,.0f} MB of cache ({1e3 * attending:.2f} ms), "
-            f"and {1e3 * self.beside(rows):.2f} ms beside"
+            f"and {1e3 * beside:.2f} ms beside"
         )
-        return Time(products + attending + self.beside(rows), formula, self.at.band)
+        return Time(products + attending + beside, formula, self.at.band)
 
     def prefill(self, length: int) -> Time:
         """Reading a prompt of so many tokens, in steps of at most 512."""
         seconds, steps = 0.0, -(-length // ROWS)
         for step in range(steps):
             rows, last = min(ROWS, length - step * ROWS), step == steps - 1
-            seconds += self.products(rows, int(last))[0] + self.beside(rows)
+            seconds += self.products(rows, int(last))[0] + self.beside(rows, int(last))
         mixing = attention_flops(self.model, length) / self.devices
         products = self.model.flops(length) / self.devices - mixing
         formula = (
@@ -96,7 +113,10 @@ class Costs:
             f"{self.at.of(self.at.compute, self.how.matrices) / 1e9:,.0f} GFLOP/s, {mixing / 1e9:,.2f} of "
             f"attention at {self.at.attention / 1e9:,.0f}, in {steps:,} step{'s' * (steps != 1)}"
         )
-        return Time(seconds + mixing / self.at.attention, formula, self.at.band)
+        attending = (
+            mixing / self.at.attention + self.at.pair * attention_pairs(self.model, length) / self.devices
+        )
+        return Time(seconds + attending, formula, self.at.band)
 
 
 def _many(rows: int) -> float:
@@ -106,8 +126,21 @@ def _many(rows: int) -> float:
 
 def attention_flops(model: Model, length: int) -> float:
     """Of scores and mixtures alone, over visible pairs."""
-    attending = Counter(m for m in model.trunk.mixers() if isinstance(m, Attention | LatentAttention))
-    return float(sum(count * mixer.mixing_flops(length, 0) for mixer, count in attending.items()))
+    return float(sum(count * mixer.mixing_flops(length, 0) for mixer, count in _attending(model).items()))
+
+
+def attention_pairs(model: Model, length: int) -> float:
+    """Visible pairs of a query and a key, of all heads."""
+    total = 0.0
+    for mixer, count in _attending(model).items():
+        rotary = mixer.rotary_dim if isinstance(mixer, LatentAttention) else 0
+        a_pair = 2 * (mixer.head_dim + rotary + (mixer.value_dim or mixer.head_dim))
+        total += count * mixer.mixing_flops(length, 0) / a_pair
+    return total
+
+
+def _attending(model: Model) -> Counter[Attention | LatentAttention]:
+    return Counter(m for m in model.trunk.mixers() if isinstance(m, Attention | LatentAttention))
 
 
 @dataclass(frozen=True)

@@ -135,10 +135,11 @@ class Native:
 
     def run(self, rows: Rows) -> Floats:
         answers = self._answered(self._given(rows), len(rows.wanted))
-        self.summaries = self._summaries(answers) if self.columns == self.width else None
+        self.summaries = self.summarised(answers) if self.columns == self.width else None
         return answers
 
-    def _summaries(self, answers: Floats) -> Summaries:
+    def summarised(self, answers: Floats) -> Summaries:
+        """What is chosen by of each row of logits: see `Summaries`."""
         count = len(answers)
         found = Summaries(np.empty(count, np.int32), np.empty(count, np.float32), np.empty(count, np.float32))
         self.main.summarise(answers, self.workers, *found)
