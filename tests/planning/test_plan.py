@@ -320,10 +320,12 @@ def test_a_few_rows_cost_what_reading_the_weights_does_until_computing_takes_lon
 def test_answers_go_through_memory() -> None:
     """A number's line is read before it is written, and it is read again to be chosen from."""
     costs = Costs(
-        LLAMA, stored("bf16"), replace(PLAIN, logit=2e-10, reading=((1 << 20, 5e9), (1 << 30, 5e9)))
+        LLAMA,
+        stored("bf16"),
+        replace(PLAIN, answer=4e-5, logit=2e-10, reading=((1 << 20, 5e9), (1 << 30, 5e9))),
     )
     none, some = costs.beside(24, 0), costs.beside(24, 24)
-    assert some - none == pytest.approx(24 * 128_256 * (2e-10 + 12 / 5e9))
+    assert some - none == pytest.approx(24 * (4e-5 + 128_256 * (2e-10 + 12 / 5e9)))
 
 
 def test_of_experts_those_are_read_that_some_row_picks() -> None:

@@ -43,8 +43,8 @@ class Profile:
     some numbers of them, as a processor's cache may hold them; where there is none, `weights` and `cache`
     are how fast they are read. `attention` is how fast scores and mixtures of many rows are, with `pair`
     seconds beside for each pair of a query and a key. Besides, a step costs `step`, each of its layers
-    `layer`, each number of a row in a layer `number`, and each number of an answer `logit`. `band` is how
-    far off times may be.
+    `layer`, each number of a row in a layer `number`, each answer `answer` and each of its numbers
+    `logit`. `band` is how far off times may be.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Profile:
     step: float = 0.0
     pair: float = 0.0
     number: float = 0.0
+    answer: float = 0.0
     logit: float = 0.0
     reading: Speeds = ()
     band: float = 0.35

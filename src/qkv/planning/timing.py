@@ -85,7 +85,8 @@ class Costs:
         at, numbers = self.at, answers * vocabulary(self.model)
         of_layers = len(self.model.trunk.layers) * (at.layer + at.number * widths(self.model).all * rows)
         through = ANSWERED * numbers
-        return at.step + of_layers + at.logit * numbers + at.seconds(through, inf, read + through)
+        answering = at.answer * answers + at.logit * numbers + at.seconds(through, inf, read + through)
+        return at.step + of_layers + answering
 
     def decode(self, kept: list[Layers], context: int, rows: int) -> Time:
         """A step that gives each of `rows` sequences of `context` tokens its next one."""
