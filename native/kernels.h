@@ -107,7 +107,7 @@ struct Pass {
 };
 
 constexpr int MOST_ROWS = 128;  // of a tile
-constexpr int MANY = 41;         // rows from which on a large tile of codes is the quicker: measured
+constexpr int MANY = 41;        // rows from which on a large tile of codes is the quicker: measured
 
 struct Kernels {
   const char* name;
