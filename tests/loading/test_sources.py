@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,56 @@ def test_a_packaged_file_that_was_changed_is_refused(
     (package / smollm2_file.name).write_bytes(b"GGUF")
     monkeypatch.syspath_prepend(tmp_path)
     refused("smollm2", SourceError, "is not the file smollm2 names: its SHA-256 is ")
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a packaged model named small, and a folder of its own for what is kept."""
+    package = tmp_path / "small_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    file = package / "small.gguf"
+    file.write_bytes(b"GGUF, more or less")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    model = sources.Packaged("small-package", "1", file.name, digest, "someone/small")
+    monkeypatch.setitem(sources.PACKAGED, "small", model)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return file
+
+
+def test_a_packaged_file_is_read_for_its_digest_once(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sources.find("small") == small
+    read = []
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: read.append(1))
+    assert sources.find("small") == small
+    assert not read
+
+
+def test_a_packaged_file_that_changes_later_is_refused(small: Path) -> None:
+    sources.find("small")
+    before = small.stat()
+    small.write_bytes(b"GGUF, less or more")
+    os.utime(small, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    refused("small", SourceError, "is not the file small names: its SHA-256 is ")
+    small.write_bytes(b"GGUF, more or less, and more")
+    os.utime(small, ns=(before.st_atime_ns, before.st_mtime_ns))
+    refused("small", SourceError, "is not the file small names: its SHA-256 is ")
+
+
+@pytest.mark.parametrize("kept", [b"", b"18 0 /elsewhere", b"\xff\xfe"])
+def test_what_is_kept_of_a_packaged_file_may_say_anything(small: Path, tmp_path: Path, kept: bytes) -> None:
+    sources.find("small")
+    (seen,) = (tmp_path / "cache" / "qkv").iterdir()
+    right = seen.read_bytes()
+    seen.write_bytes(kept)
+    assert sources.find("small") == small
+    assert seen.read_bytes() == right
+
+
+def test_a_packaged_file_is_found_where_nothing_can_be_kept(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    assert sources.find("small") == small
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import hypot
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from qkv.errors import RequestError, SourceError
+from qkv.kept import folder
 
 Speeds = tuple[tuple[int, float], ...]  # numbers of bytes, and bytes a second
 
@@ -103,8 +103,7 @@ def _device(name: str, gigabytes: float, bandwidth: float, tera: float, fp8: flo
 
 def here() -> Path:
     """Where what was measured of this machine is kept."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "qkv" / "machine.json"
+    return folder() / "machine.json"
 
 
 # memory in GiB, GB/s, dense TFLOP/s in 16 bits and in 8, as the makers' data sheets have them

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
 import numpy as np
 import tokenizers
@@ -71,9 +72,10 @@ def _gpt2(file: GgufVocabulary) -> _Kind:
     """Byte-level BPE. Radford et al. 2019, section 2.2."""
     rules = splitting(file.text("tokenizer.ggml.pre", "default"))
     lines = file.strings("tokenizer.ggml.merges")
-    if (bad := next((line for line in lines if line.count(" ") != 1), None)) is not None:
+    merges = cast("list[tuple[str, str]]", [tuple(line.split(" ")) for line in lines])
+    if set(map(len, merges)) - {2}:
+        bad = next(line for line in lines if line.count(" ") != 1)
         raise TokenizerError(f"tokenizer.ggml.merges: {bad!r} is not two tokens with a space between.")
-    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
     pipeline = _pipeline(
         _bpe(file, merges, ignore_merges=rules.whole), rules.normalizer(), rules.pre_tokenizer()
     )
@@ -191,9 +193,11 @@ KINDS: dict[str, Callable[[GgufVocabulary], _Kind]] = {
 
 def _bpe(file: GgufVocabulary, merges: Sequence[tuple[str, str]], **options: Any) -> models.BPE:
     controls = {file.tokens[id] for id in file.controls}
-    usable = [m for m in merges if controls.isdisjoint((m[0], m[1], m[0] + m[1]))]
+    # hardly a file has merges of control tokens, and looking at each of half a million takes long
+    if controls & {*chain.from_iterable(merges), *map("".join, merges)}:
+        merges = [m for m in merges if controls.isdisjoint((*m, "".join(m)))]
     try:
-        return models.BPE(file.keys(file.tokens), usable, **options)
+        return models.BPE(file.keys(file.tokens), merges, **options)
     except Exception as error:  # the library raises nothing more precise
         raise TokenizerError(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}.") from error
 

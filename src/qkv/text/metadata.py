@@ -28,6 +28,8 @@ class Type(IntEnum):
     BYTE = 6
 
 
+_FOUND = frozenset({Type.UNKNOWN, Type.CONTROL, Type.USER_DEFINED})  # in a text as they stand
+
 # The misspelling is the format's own.
 NAMED = {
     "bos": "bos",
@@ -73,8 +75,12 @@ class GgufVocabulary:
         return scores
 
     def keys(self, tokens: Sequence[str]) -> dict[str, int]:
-        """The vocabulary of the model: token -> id, with control tokens under their hidden names."""
-        return {hidden_name(id) if id in self.controls else token: id for id, token in enumerate(tokens)}
+        """The vocabulary of the model, in the order of the ids: token -> id, with control tokens under
+        their hidden names."""
+        names = list(tokens)
+        for id in self.controls:
+            names[id] = hidden_name(id)
+        return dict(zip(names, range(len(names)), strict=True))
 
     def unknown(self) -> str | None:
         """The name of the unknown token in the model's vocabulary."""
@@ -92,7 +98,7 @@ def read(metadata: Mapping[str, Any]) -> GgufVocabulary:
         raise TokenizerError(f"tokenizer.ggml.tokens: ids {first} and {second} are both {tokens[first]!r}.")
     types: list[int] = [Type.NORMAL] * len(tokens)
     if "tokenizer.ggml.token_type" in metadata:
-        types = [int(t) for t in _numbers(metadata, "tokenizer.ggml.token_type", len(tokens))]
+        types = list(map(int, _numbers(metadata, "tokenizer.ggml.token_type", len(tokens))))
         if not set(types) <= set(Type):
             raise TokenizerError("tokenizer.ggml.token_type must hold numbers from 0 to 6 only.")
     named = {}
@@ -115,7 +121,8 @@ def _added(tokens: Sequence[str], types: Sequence[int], named: set[int]) -> list
     some files name id 11, a comma, as the BOS they do not have.
     """
     added = []
-    for id, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+    for id in sorted({id for id, kind in enumerate(types) if kind in _FOUND} | named):
+        token, kind = tokens[id], types[id]
         marker = id in named and re.fullmatch(r"<.+>|\[.+\]", token) is not None
         special = kind in (Type.CONTROL, Type.UNKNOWN) or marker
         if token and (special or kind == Type.USER_DEFINED):
@@ -149,9 +156,14 @@ def _array(metadata: Mapping[str, Any], key: str) -> Sequence[Any]:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
+def _all(values: Sequence[Any], kinds: type | tuple[type, ...]) -> bool:
+    """Whether all are of the kinds. Asked of each type once: a vocabulary has half a million values."""
+    return all(issubclass(kind, kinds) for kind in set(map(type, values)))
+
+
 def _strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
     values = _array(metadata, key)
-    if not all(isinstance(value, str) for value in values):
+    if not _all(values, str):
         raise TokenizerError(f"{key} must hold strings only.")
     try:
         "".join(values).encode()
@@ -164,7 +176,7 @@ def _numbers(metadata: Mapping[str, Any], key: str, length: int) -> list[float]:
     values = _array(metadata, key)
     if len(values) != length:
         raise TokenizerError(f"{key} has {len(values):,} entries and tokenizer.ggml.tokens has {length:,}.")
-    if not all(isinstance(value, (int, float)) for value in values):
+    if not _all(values, (int, float)):
         raise TokenizerError(f"{key} must hold numbers only.")
     return list(values)
 
