@@ -11,30 +11,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from qkv.benching import profile as module
-from qkv.benching.profile import (
-    FASTEST,
-    LONG,
-    MANY,
-    NARROW,
-    ROWS,
-    SHORT,
-    SMALL,
-    SOME,
-    WIDE,
-    Shape,
-    Solved,
-    Steps,
-    measured,
-    solve,
-)
+from qkv.benching import profile, steps
+from qkv.benching.profile import measured
+from qkv.benching.shapes import NARROW, SMALL, WIDE, Shape
+from qkv.benching.solving import FASTEST, Solved, solve
+from qkv.benching.steps import LONG, SHORT, SIZES, Steps
 from qkv.cli import app
 from qkv.errors import CheckpointError
 from qkv.planning import Profile, plan
 from qkv.planning.cache import layers
 from qkv.planning.profile import Speeds, overlapped, read_at
+from qkv.planning.timing import MANY, SOME
 from qkv.planning.weights import read_in_a_step, stored
-from qkv.planning.workspace import widths
+from qkv.planning.workspace import ROWS, widths
 from qkv.runtime.built import missing
 
 COSTS = Solved(
@@ -120,17 +109,15 @@ def test_a_step_reads_its_weights_and_cache_from_where_all_of_it_lies() -> None:
 
 @pytest.mark.skipif(missing() is not None, reason="the native runtime was not built")
 def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, layers_ in (("NARROW", 4), ("WIDE", 2)):
-        width, head_dim = (128, 128) if name == "WIDE" else (64, 64)
-        monkeypatch.setattr(module, name, Shape(layers_, width, 1, 1, 2 * width, head_dim))
-    monkeypatch.setattr(module, "ROUNDS", 1)
-    monkeypatch.setattr(module, "EACH", 1)
-    monkeypatch.setattr(module, "WARM", 0)
+    small_ones = (Shape(4, 64, 1, 1, 128, 64), Shape(2, 128, 1, 1, 256, 128))
+    monkeypatch.setattr(profile, "SHAPES", small_ones)
+    for name, value in (("ROUNDS", 1), ("EACH", 1), ("WARM", 0)):
+        monkeypatch.setattr(steps, name, value)
     seen: list[tuple[int, int]] = []
     found = measured(1, formats=("Q8_0",), progress=lambda done, total: seen.append((done, total)))
     assert seen == [(0, 1)] and found.details["threads"] == 1
     assert set(found.weights) == {"Q8_0", ""} and min(found.weights.values()) > 0
-    assert [size for size, _ in found.reading] == list(module.SIZES)
+    assert [size for size, _ in found.reading] == list(SIZES)
     fastest = FASTEST * max(speed for _, speed in found.reading)
     assert 0 < found.weights["Q8_0"] <= fastest and 0 < found.cache <= fastest
 
