@@ -20,7 +20,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "qkv"
 
 # from the ground up; a part may import itself and what stands before it
 HOUSE = [
-    "errors", "memory", "sources", "spec", "families", "generation_config", "checkpoints", "text",
+    "errors", "memory", "kept", "sources", "spec", "families", "generation_config", "checkpoints", "text",
     "inspection", "charts", "planning", "nn", "runtime", "loading", "conversion", "engine", "model",
     "verification", "benching", "explanation", "context", "train", "lineage", "serve", "claims", "console",
     "options", "commands", "cli",
