@@ -114,7 +114,7 @@ def _sha256(path: Path, expected: str) -> str:
 
     status, place = path.stat(), folder() / f"{expected}.seen"
     seen = f"{status.st_size} {status.st_mtime_ns} {path.resolve()}"
-    with suppress(OSError, UnicodeDecodeError):
+    with suppress(OSError):
         if place.read_text("utf-8", "surrogateescape") == seen:
             return expected
     with path.open("rb") as file:
