@@ -63,6 +63,7 @@ int Attend::begin(Step& step) {
   apart_ = units < step.threads * 4 && parts > static_cast<int>(tiles_.size()) && parts * a_.kv_heads <= MOST_APART;
   if (!apart_) return units;
   items_.clear();
+  merged_.assign(units, {});
   for (int t = 0; t < static_cast<int>(tiles_.size()); t++) {
     tiles_[t].partial = static_cast<int>(items_.size());
     items_.insert(items_.end(), tiles_[t].parts(), t);
@@ -72,8 +73,7 @@ int Attend::begin(Step& step) {
 
 void Attend::load(Step& step, const Place& at, Scratch& scratch) const {
   // parts that follow each other mostly have the same queries
-  const int unit = static_cast<int>(at.tile - tiles_.data()) * a_.kv_heads + at.kv_head;
-  const Scratch::Loaded wanted{this, run_, 2 * unit + at.far()};
+  const Scratch::Loaded wanted{this, run_, 2 * unit(at) + at.far()};
   if (scratch.loaded == wanted) return;
   scratch.loaded = wanted;
   Queries& q = scratch.queries;
@@ -117,10 +117,7 @@ void Attend::split(Step& step, const Place& at, const Queries& q, Partial out) c
 }
 
 void Attend::merge(const Step& step, const Tile& tile, Partial so_far, Partial later) const {
-  const int value_dim = step.cache.shape(a_.slot).value_dim;
-  for (int i = 0; i < tile.count; i++)
-    step.kernels.merge(so_far.top[i], so_far.total[i], so_far.mixed + i * value_dim, later.top[i], later.total[i],
-                       later.mixed + i * value_dim, value_dim);
+  step.kernels.merge(so_far, later, tile.count, step.cache.shape(a_.slot).value_dim);
 }
 
 void Attend::finish(Step& step, const Tile& tile, int kv_head, Partial from) const {
@@ -136,7 +133,8 @@ void Attend::finish(Step& step, const Tile& tile, int kv_head, Partial from) con
       total = total * by + std::exp(a_.sinks[head] - most);
     }
     const float* mixed = from.mixed + std::size_t(i) * shape.value_dim;
-    for (int d = 0; d < value_dim; d++) to[d] = total == 0 ? 0 : mixed[d] * by / total;
+    const float part = by / total;
+    for (int d = 0; d < value_dim; d++) to[d] = total == 0 ? 0 : mixed[d] * part;
   }
 }
 
@@ -147,15 +145,26 @@ Attend::Place Attend::place(int number) const {
   return {&tile, number / parts, number % parts - tile.partial};
 }
 
+// A part that is an item of its own: merged with those before it where this thread has put them together.
+void Attend::part(Step& step, int number, Scratch& scratch) {
+  const auto slot = [&](int part) { return partial(step.partials.as<float>() + part * partial_size(step.cache.shape(a_.slot).value_dim)); };
+  const Place at = place(number);
+  load(step, at, scratch);
+  if (at.part > 0 && scratch.merging != Scratch::Loaded{this, run_, number}) return split(step, at, scratch.queries, slot(number));
+  const Partial so_far = slot(number - at.part), later = partial(scratch.partial.data());
+  if (at.part == 0) std::fill(so_far.total, so_far.total + at.tile->count, 0.0f);
+  split(step, at, scratch.queries, later);
+  merge(step, *at.tile, so_far, later);
+  merged_[unit(at)].parts = at.part + 1;
+  scratch.merging = {this, run_, number + 1};
+  if (at.part + 1 == at.tile->parts()) finish(step, *at.tile, at.kv_head, so_far);
+}
+
 void Attend::item(Step& step, int number, Scratch& scratch) {
   const std::size_t size = partial_size(step.cache.shape(a_.slot).value_dim);
-  if (apart_) {
-    const Place at = place(number);
-    load(step, at, scratch);
-    return split(step, at, scratch.queries, partial(step.partials.as<float>() + number * size));
-  }
-  const Tile& tile = tiles_[number / a_.kv_heads];
   if (scratch.partial.size() < 2 * size) scratch.partial.resize(2 * size);
+  if (apart_) return part(step, number, scratch);
+  const Tile& tile = tiles_[number / a_.kv_heads];
   Partial so_far = partial(scratch.partial.data()), later = partial(scratch.partial.data() + size);
   Place at{&tile, number % a_.kv_heads, 0};
   std::fill(so_far.total, so_far.total + tile.count, 0.0f);
@@ -167,17 +176,18 @@ void Attend::item(Step& step, int number, Scratch& scratch) {
   finish(step, tile, at.kv_head, so_far);
 }
 
-void AttendEnd::item(Step& step, int number, Scratch& scratch) {
+void AttendEnd::item(Step& step, int number, Scratch&) {
   const std::size_t size = attend_.partial_size(step.cache.shape(attend_.a_.slot).value_dim);
   const int kv_head = number % attend_.a_.kv_heads;
   const auto& tile = attend_.tiles_[number / attend_.a_.kv_heads];
-  if (scratch.partial.size() < size) scratch.partial.resize(size);
-  Partial so_far = attend_.partial(scratch.partial.data());
-  std::fill(so_far.total, so_far.total + tile.count, 0.0f);
-  for (int part = 0; part < tile.parts(); part++) {
-    const std::size_t place = kv_head * attend_.items_.size() + tile.partial + part;
-    attend_.merge(step, tile, so_far, attend_.partial(step.partials.as<float>() + place * size));
-  }
+  const int merged = attend_.merged_[number].parts;
+  if (merged == tile.parts() && merged > 0) return;
+  const auto slot = [&](int part) {
+    return attend_.partial(step.partials.as<float>() + (kv_head * attend_.items_.size() + tile.partial + part) * size);
+  };
+  const Partial so_far = slot(0);
+  if (merged == 0) std::fill(so_far.total, so_far.total + tile.count, 0.0f);
+  for (int part = merged; part < tile.parts(); part++) attend_.merge(step, tile, so_far, slot(part));
   attend_.finish(step, tile, kv_head, so_far);
 }
 

@@ -23,8 +23,9 @@ struct Attention {
 
 // So many queries as kernels read together (pairs of a row and a head) that share a head of keys and values are a tile.
 // Its parts are the splits of the cache, after the first keys where a gap parts them from the window.
-// Where there are few tiles, each part is an item of its own, and AttendEnd puts them together; otherwise
-// a tile's parts are taken in turn. Both merge the same parts in the same order.
+// Where there are few tiles, each part is an item of its own: a thread that takes the first merges on as long as it
+// also takes those that follow, and AttendEnd puts the others to them. Otherwise a tile's parts are taken in turn.
+// Both merge the same parts in the same order.
 class Attend final : public Phase {
  public:
   explicit Attend(Attention attention) : a_(std::move(attention)) {}
@@ -50,7 +51,11 @@ class Attend final : public Phase {
     bool far() const { return part < tile->far; }
     int start() const { return far() ? 0 : (tile->split + part - tile->far) * SPLIT; }
   };
+  struct alignas(64) Merged {
+    int parts = 0;
+  };
   void plan(Step&);
+  void part(Step&, int number, Scratch&);
   bool parted(const Step&, int row) const;
   void seen(const Step&, int row, int& from, int& to) const;
   void load(Step&, const Place&, Scratch&) const;
@@ -59,6 +64,7 @@ class Attend final : public Phase {
   void split(Step&, const Place&, const Queries&, Partial) const;
   void merge(const Step&, const Tile&, Partial so_far, Partial later) const;
   Place place(int number) const;
+  int unit(const Place& at) const { return static_cast<int>(at.tile - tiles_.data()) * a_.kv_heads + at.kv_head; }
   void finish(Step&, const Tile&, int kv_head, Partial) const;
   int group() const { return a_.heads / a_.kv_heads; }
   Partial partial(float* at) const { return {at, at + most(), at + 2 * most()}; }
@@ -68,7 +74,8 @@ class Attend final : public Phase {
   Attention a_;
   int most_ = 0;  // queries of a tile
   std::vector<Tile> tiles_;
-  std::vector<int> items_;  // the tile of each part
+  std::vector<int> items_;       // the tile of each part
+  std::vector<Merged> merged_;   // of each tile and head: parts, from the first on, that are put together
   unsigned run_ = 0;        // how often it has begun
   bool apart_ = false;      // every part an item
 };

@@ -149,8 +149,8 @@ struct Kernels {
   void (*pack)(const BlockShape&, Queries&, int place, const float* query, int key_dim, float scale);
   // blocks[0] holds token `first`; those without keys are seen by no query; `next`: those that are read next, or null
   void (*attend)(const BlockShape&, const Queries&, const Block* blocks, const Block* next, int first, Partial);
-  // later is taken into so far, both of one query
-  void (*merge)(float& top, float& total, float* mixed, float later_top, float later_total, const float* later, int n);
+  // later is taken into so far, each of so many queries with so many mixed values
+  void (*merge)(Partial so_far, Partial later, int count, int value_dim);
   Summary (*summary)(const float* x, int n);
 };
 

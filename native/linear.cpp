@@ -5,8 +5,9 @@ namespace qkv {
 namespace {
 
 constexpr std::size_t NEAR_CACHE = std::size_t{512} << 10;  // bytes that stay close to a core
-constexpr int RUNS = 3, MANY_RUNS = 16;                     // for each thread: of few rows, of many
-constexpr std::size_t SHORTEST_RUN = std::size_t{16} << 10;  // bytes
+constexpr std::size_t SHORTEST_RUN = std::size_t{16} << 10;
+constexpr std::size_t WAITED_FOR = std::size_t{64} << 10;   // bytes that are fetched while a thread waits
+constexpr int MANY_RUNS = 16;                               // for each thread, of many rows
 
 const float* bias_of(const Weights& weights, int panel) {
   return weights.bias.empty() ? nullptr : weights.bias.data() + panel * PANEL;
@@ -59,20 +60,36 @@ void Read::run(Step& step, int row) {
 Linear::Linear(Span out, std::vector<Weights> weights, Finish finish)
     : out_(out), weights_(std::move(weights)), finish_(finish) {}
 
-int Linear::begin(Step& step) {
+// The runs are the same for any step of few rows, or of many.
+void Linear::reserve(Step& step, int rows) {
+  const std::pair wanted{step.threads, rows < 8};
+  if (planned_ == wanted) return;
+  planned_ = wanted;
   runs_.clear();
-  if (step.count == 0) return 0;
-  std::size_t bytes = 0;
-  int panels = 0;
-  for (const auto& each : weights_) bytes += each.matrix->bytes(), panels += each.matrix->panels();
-  // enough runs to share out evenly; for few rows each long enough that its cold beginning does not matter
-  const std::size_t share = std::max<std::size_t>(bytes / (step.threads * (step.count < 8 ? RUNS : MANY_RUNS)), SHORTEST_RUN);
+  std::size_t all = 0, planned = 0;
+  for (const auto& each : weights_) all += each.matrix->bytes();
   for (int w = 0; w < static_cast<int>(weights_.size()); w++) {
     const auto& matrix = *weights_[w].matrix;
-    const int long_ = std::max<int>(1, static_cast<int>(std::min(share, NEAR_CACHE) / matrix.panel_bytes()));
-    for (int first = 0; first < matrix.panels(); first += long_)
-      runs_.push_back({w, first, std::min(matrix.panels(), first + long_)});
+    for (int first = 0, last; first < matrix.panels(); first = last) {
+      // of few rows half of what is left of a thread's share, so that all end together and few runs begin cold
+      const std::size_t share = planned * step.threads / all + 1, left = all * share / step.threads - planned;
+      const std::size_t wanted = rows < 8 ? left / 2 : all / (step.threads * MANY_RUNS);
+      const auto bytes = std::clamp(wanted, SHORTEST_RUN, NEAR_CACHE);
+      last = std::min(matrix.panels(), first + std::max(1, static_cast<int>(bytes / matrix.panel_bytes())));
+      runs_.push_back({w, first, last});
+      planned += (last - first) * matrix.panel_bytes();
+    }
   }
+}
+
+Stretch Linear::ahead(const Step& step, int thread) const {
+  const Run& run = runs_[runs_.size() * thread / step.threads];
+  const auto& matrix = *weights_[run.weights].matrix;
+  return {matrix.panel(run.first), std::min<std::size_t>(matrix.panel_bytes() * (run.last - run.first), WAITED_FOR)};
+}
+
+int Linear::begin(Step& step) {
+  if (step.count == 0) return 0;
   // many threads and few panels: the rows are shared out as well
   const int runs = static_cast<int>(runs_.size());
   parts_ = std::clamp(step.threads * 4 / runs, 1, std::max(1, step.count / 32));

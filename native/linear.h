@@ -29,8 +29,10 @@ class Read final : public RowOperation {
 class Linear final : public Phase {
  public:
   Linear(Span out, std::vector<Weights> weights, Finish finish);
+  void reserve(Step&, int rows) override;
   int begin(Step&) override;
   void item(Step&, int number, Scratch&) override;
+  Stretch ahead(const Step&, int thread) const override;
 
  private:
   struct Run {
@@ -48,6 +50,7 @@ class Linear final : public Phase {
   Span out_;
   std::vector<Weights> weights_;
   Finish finish_;
+  std::pair<int, bool> planned_{0, false};  // for how many threads, and whether for few rows
   std::vector<Run> runs_;
   int parts_ = 1;  // of the rows
 };

@@ -56,6 +56,12 @@ int Program::next(int thread) {
 
 void Program::item(int number, int thread) { current_->item(*step_, number, scratch_[thread]); }
 
+Stretch Program::ahead(int thread) {
+  for (auto f = following_; f < phases_.size(); f++)
+    if (const Stretch found = phases_[f]->ahead(*step_, thread); found.bytes > 0) return found;
+  return {};
+}
+
 void Program::run(const Rows& rows, const std::vector<Table>& tables, Cache& cache, Workers& workers,
                   const Kernels& kernels, float* answers) {
   if (step_ == nullptr || &step_->cache != &cache || &step_->kernels != &kernels)

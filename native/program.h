@@ -29,6 +29,7 @@ class Program final : private Stages {
   void prepare(Step& step, float* answers);
   int next(int thread) override;
   void item(int number, int thread) override;
+  Stretch ahead(int thread) override;
 
   std::vector<int> widths_;
   int output_;

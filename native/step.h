@@ -8,6 +8,7 @@
 #include "cache.h"
 #include "kernels.h"
 #include "memory.h"
+#include "workers.h"
 
 namespace qkv {
 
@@ -84,6 +85,7 @@ struct Scratch {
     bool operator==(const Loaded&) const = default;
   } loaded;
   std::vector<float> partial;
+  Loaded merging;  // whose parts it puts together: of which phase, in which of its runs, the next one
   Memory tile;
 };
 
@@ -96,6 +98,8 @@ class Phase {
   // Plans, once what came before is done; how many items there are.
   virtual int begin(Step&) = 0;
   virtual void item(Step&, int number, Scratch&) = 0;
+  // What a thread reads first of it, if that is known before it begins.
+  virtual Stretch ahead(const Step&, int /*thread*/) const { return {}; }
   // So little that the last thread to arrive does it, while the others wait.
   virtual bool alone(const Step&) const { return false; }
 };

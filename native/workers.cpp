@@ -1,5 +1,6 @@
 #include "workers.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace qkv {
@@ -10,6 +11,16 @@ namespace {
 constexpr auto SPIN = std::chrono::microseconds(200);
 // Threads that find nothing left take one each all the same, far fewer than these.
 constexpr std::uint32_t NONE = 1u << 24;
+
+constexpr std::size_t LINE = 64, WHILE_WAITING = 4 * LINE;
+constexpr std::size_t BEFORE_OPENING = 48 * LINE;  // with 16 a step of one row is a twenty-fifth slower, with 384 as well
+
+// Asks for the next bytes of a stretch, into the second level of the cache.
+inline void fetch(Stretch& ahead, std::size_t bytes) {
+  const std::size_t now = std::min(bytes, ahead.bytes);
+  for (std::size_t i = 0; i < now; i += LINE) __builtin_prefetch(ahead.at + i, 0, 2);
+  ahead = {ahead.at + now, ahead.bytes - now};
+}
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -37,9 +48,10 @@ void Workers::run(Stages& stages) {
   stages_ = &stages;
   open(0);
   for (;;) {
-    const auto epoch = work(0);
+    Stretch ahead;
+    const auto epoch = work(0, ahead);
     if (epoch == stage_.load(std::memory_order_acquire) && epoch == last_.load(std::memory_order_relaxed)) return;
-    wait(epoch);
+    wait(epoch, ahead);
   }
 }
 
@@ -65,8 +77,8 @@ void Workers::tell() {
   if (asleep_.load(std::memory_order_seq_cst) != 0) stage_.notify_all();
 }
 
-// Takes items while there are any; the number of the stage that had no more.
-std::uint32_t Workers::work(int thread) {
+// Takes items while there are any; the number of the stage that had no more, and what to fetch until the next.
+std::uint32_t Workers::work(int thread, Stretch& ahead) {
   for (;;) {
     const std::uint32_t epoch = stage_.load(std::memory_order_acquire);
     int mine = 0;
@@ -83,19 +95,28 @@ std::uint32_t Workers::work(int thread) {
     if (mine == 0) return epoch;
     // until it has reported, the stage cannot end: these are its own numbers
     const int items = items_;
-    if (done_.fetch_add(mine, std::memory_order_acq_rel) + mine == items + 1) open(thread);
+    ahead = stages_->ahead(thread);
+    if (done_.fetch_add(mine, std::memory_order_acq_rel) + mine == items + 1) {
+      fetch(ahead, BEFORE_OPENING);
+      open(thread);
+    }
   }
 }
 
 void Workers::serve(int thread) {
-  while (!ending_.load()) wait(work(thread));
+  while (!ending_.load()) {
+    Stretch ahead;
+    const auto epoch = work(thread, ahead);
+    wait(epoch, ahead);
+  }
 }
 
 // Until another stage than this one is open.
-void Workers::wait(std::uint32_t epoch) {
+void Workers::wait(std::uint32_t epoch, Stretch ahead) {
   const auto end = std::chrono::steady_clock::now() + SPIN;
   for (int spins = 1; stage_.load(std::memory_order_acquire) == epoch && !ending_.load(std::memory_order_relaxed); spins++) {
-    pause();
+    if (ahead.bytes > 0) fetch(ahead, WHILE_WAITING);
+    else pause();
     if (spins % 64 == 0 && std::chrono::steady_clock::now() > end) {
       asleep_.fetch_add(1, std::memory_order_seq_cst);
       stage_.wait(epoch, std::memory_order_seq_cst);

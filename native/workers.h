@@ -2,11 +2,18 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <thread>
 #include <vector>
 
 namespace qkv {
+
+// Memory that a thread is going to read.
+struct Stretch {
+  const unsigned char* at = nullptr;
+  std::size_t bytes = 0;
+};
 
 // Work in stages: the items of one can run in any order, the next begins when all of them are done.
 class Stages {
@@ -15,6 +22,9 @@ class Stages {
   // Plans the following stage, on whichever thread ended the last; how many items it has, 0 at the end.
   virtual int next(int thread) = 0;
   virtual void item(int number, int thread) = 0;
+  // Asked of a thread that has no more items in this stage: what it will read first in a later one. It is fetched
+  // while the thread waits.
+  virtual Stretch ahead(int /*thread*/) { return {}; }
 };
 
 // `count` threads, the caller's own among them. A stage ends with its last item and not with the last
@@ -36,9 +46,9 @@ class Workers {
  private:
   void open(int thread);
   void tell();
-  std::uint32_t work(int thread);
+  std::uint32_t work(int thread, Stretch& ahead);
   int end(int share) const { return static_cast<int>(std::int64_t{items_} * (share + 1) / count_); }
-  void wait(std::uint32_t epoch);
+  void wait(std::uint32_t epoch, Stretch ahead);
   void serve(int thread);
 
   const int count_;

@@ -5,7 +5,7 @@
 
 namespace qkv::QKV_ISA {
 
-// A run of bytes to ask for, into the second level of the cache, line for line: a burst of them would hold up
+// A run of bytes to ask for, line for line: a burst of them would hold up
 // what is read now.
 class Ahead {
  public:

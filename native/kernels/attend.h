@@ -196,19 +196,27 @@ inline void attend(const BlockShape& shape, const Queries& q, const Block* block
 
 inline int queries(const BlockShape&) { return QUERY_TILE; }
 
-inline void merge(float& top, float& total, float* mixed, float later_top, float later_total, const float* later, int n) {
-  if (later_total == 0) return;
-  if (total == 0) {
-    top = later_top, total = later_total;
-    std::memcpy(mixed, later, n * sizeof(float));
-    return;
+inline void merge(Partial so_far, Partial later, int count, int value_dim) {
+  alignas(64) float here[MOST_QUERIES], there[MOST_QUERIES], top[MOST_QUERIES];
+  along(count, [&](int i, int n) {
+    const F before = load(so_far.top + i, n), after = load(later.top + i, n), most = max(before, after);
+    store(here + i, exponential(sub(before, most)));
+    store(there + i, exponential(sub(after, most)));
+    store(top + i, most);
+  });
+  for (int i = 0; i < count; i++) {
+    if (later.total[i] == 0) continue;
+    float* mixed = so_far.mixed + i * value_dim;
+    const float* more = later.mixed + i * value_dim;
+    if (so_far.total[i] == 0) {
+      so_far.top[i] = later.top[i], so_far.total[i] = later.total[i];
+      std::memcpy(mixed, more, value_dim * sizeof(float));
+      continue;
+    }
+    so_far.top[i] = top[i], so_far.total[i] = so_far.total[i] * here[i] + later.total[i] * there[i];
+    for (int d = 0; d < value_dim; d += LANES)
+      store(mixed + d, fma(load(more + d), set(there[i]), mul(load(mixed + d), set(here[i]))));
   }
-  const float most = top > later_top ? top : later_top;
-  const float here = std::exp(top - most), there = std::exp(later_top - most);
-  total = total * here + later_total * there;
-  for (int i = 0; i < n; i += LANES)
-    store(mixed + i, fma(load(later + i), set(there), mul(load(mixed + i), set(here))));
-  top = most;
 }
 
 // The greatest magnitude of x over 127, which is the scale of its bytes; 0 for zeros.
@@ -242,10 +250,12 @@ inline void keep(const BlockShape& shape, const float* key, int key_dim, const f
     for (int d = 0; d < key_dim; d++) std::memcpy(block + (d * LANES + place) * 4, key + d, 4);
     std::memcpy(values + std::size_t(place) * shape.value_dim * 4, value, value_dim * 4);
   } else if (shape.kept == Kept::BF16) {
-    u16* k = reinterpret_cast<u16*>(block);
+    alignas(64) u16 rounded[MOST_DIMENSIONS];
+    along(key_dim, [&](int d, int n) { store_bf16(rounded + d, load(key + d, n)); });
+    for (int d = 0; d < shape.key_dim; d += 2) std::memcpy(block + (d / 2 * LANES + place) * 4, rounded + d, 4);
+    along(value_dim, [&](int d, int n) { store_bf16(rounded + d, load(value + d, n)); });
     u16* v = reinterpret_cast<u16*>(values) + std::size_t(place / 2) * shape.value_dim * 2 + place % 2;
-    for (int d = 0; d < key_dim; d++) k[(d / 2 * LANES + place) * 2 + d % 2] = to_bf16(key[d]);
-    for (int d = 0; d < value_dim; d++) v[d * 2] = to_bf16(value[d]);
+    for (int d = 0; d < value_dim; d++) v[d * 2] = rounded[d];
   } else {
     const float scales[2] = {byte_scale(key, key_dim), byte_scale(value, value_dim)};
     const float inverse[2] = {scales[0] > 0 ? 1 / scales[0] : 0, scales[1] > 0 ? 1 / scales[1] : 0};

@@ -10,17 +10,8 @@ namespace qkv::QKV_ISA {
 #define QKV_UNROLL_ROWS _Pragma("GCC unroll 16")
 #define QKV_UNROLL_BLOCKS _Pragma("GCC unroll 4")
 
-// Bytes asked for before they are needed, across the ends of pages: measured on Zen 4, and on an Intel server with
-// AMX, whose last cache and memory answer later.
-#ifdef QKV_TILES
-constexpr int NEAR = 4096;
-#else
-constexpr int NEAR = 1024;
-#endif
-
 // Asks for what comes next: of the panel itself where it comes from memory; and each time it is gone through for
-// a part of what the thread reads afterwards, which memory has nothing else to do for. All into the second level
-// of the cache: the first has room for few lines on their way, and a single row reads a quarter slower for it.
+// a part of what the thread reads afterwards, which memory has nothing else to do for.
 class Fetch {
  public:
   Fetch() = default;

@@ -66,6 +66,7 @@ struct Scene {
   std::vector<std::vector<u8>> blocks;
   std::vector<Block> places;
   std::unique_ptr<Queries> q = std::make_unique<Queries>();
+  std::vector<std::vector<float>> queries;
   std::vector<float> bias;
 
   Scene(const Kernels& kernels, Kept kept, int key_dim, int value_dim, int tokens, Numbers& numbers)
@@ -79,13 +80,24 @@ struct Scene {
 
   // `count` queries; the i-th sees from 3 i on, up to and with its position.
   void ask(const Kernels& kernels, int count, Numbers& numbers) {
-    q->count = count;
+    q->count = count, queries.clear();
     for (int i = 0; i < count; i++) {
       q->position[i] = std::max(0, tokens - 1 - 5 * i);
       q->from[i] = std::min(3 * i, q->position[i]), q->to[i] = q->position[i] + 1;
       q->slope[i] = 0, q->bias[i] = nullptr;
-      kernels.pack(shape, *q, i, numbers.vector(key_dim, 2).data(), key_dim, 0.3f);
+      queries.push_back(numbers.vector(key_dim, 2));
+      kernels.pack(shape, *q, i, queries[i].data(), key_dim, 0.3f);
     }
+  }
+
+  // One of them by itself.
+  std::unique_ptr<Queries> alone(int i) const {
+    auto one = std::make_unique<Queries>();
+    one->count = 1, one->cap = q->cap, one->reach = q->reach;
+    one->position[0] = q->position[i], one->from[0] = q->from[i], one->to[0] = q->to[i];
+    one->slope[0] = q->slope[i], one->bias[0] = q->bias[i];
+    kernels.pack(shape, *one, 0, queries[i].data(), key_dim, 0.3f);
+    return one;
   }
 };
 
@@ -144,6 +156,23 @@ void compare(Record& record, const Scene& s, Answer& answer, int first, int end)
   }
 }
 
+// Whoever else is asked, a query's answer is the same to the bit.
+void compare_alone(Record& record, const Scene& s, const Answer& answer, const std::vector<Block>& blocks, int first) {
+  const auto all = [](float top, float total, const float* mixed, int n) {
+    std::vector<float> found{top, total};
+    found.insert(found.end(), mixed, mixed + n);
+    return found;
+  };
+  const int n = s.shape.value_dim;
+  for (int i = 0; i < s.q->count; i++) {
+    Answer one(1, n);
+    s.kernels.attend(s.shape, *s.alone(i), blocks.data(), nullptr, first, one.partial());
+    if (one.total[0] == 0 && answer.total[i] == 0) continue;  // what is mixed of nothing is nobody's
+    record.same(all(answer.top[i], answer.total[i], answer.mixed.data() + i * n, n), all(one.top[0], one.total[0], one.mixed.data(), n),
+                "not the same as alone: from, query", {first, i});
+  }
+}
+
 // Attention over each split, and over all of them merged. Told with it: kept, dimensions of keys and
 // values, tokens, queries.
 void attend_all(const Kernels& kernels, Record& record, const Scene& s, const std::string& what) {
@@ -164,9 +193,8 @@ void attend_all(const Kernels& kernels, Record& record, const Scene& s, const st
     const Block* next = split + 1 < splits ? s.places.data() + (split + 1) * SPLIT_BLOCKS : nullptr;
     kernels.attend(s.shape, *s.q, blocks.data(), next, split * SPLIT, answer.partial());
     compare(record, s, answer, split * SPLIT, (split + 1) * SPLIT);
-    for (int i = 0; i < count; i++)
-      kernels.merge(merged.top[i], merged.total[i], merged.mixed.data() + i * value_dim, answer.top[i], answer.total[i],
-                    answer.mixed.data() + i * value_dim, value_dim);
+    compare_alone(record, s, answer, blocks, split * SPLIT);
+    kernels.merge(merged.partial(), answer.partial(), count, value_dim);
   }
   record.about(about + ", merged");
   compare(record, s, merged, 0, s.tokens);

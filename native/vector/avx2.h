@@ -11,6 +11,7 @@ constexpr int BLOCKS = 1;
 constexpr int CODE_TILE = 2;
 constexpr int PLAIN_TILE = 4;
 constexpr int QUERY_TILE = 3;
+constexpr int NEAR = 1024;  // bytes that weights are asked for ahead
 constexpr bool SIGNED_CODES = true;  // the product of bytes saturates for unsigned ones of 8 bits
 
 struct F { __m256 a, b; };

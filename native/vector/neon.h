@@ -11,6 +11,7 @@ constexpr int BLOCKS = 1;
 constexpr int CODE_TILE = 3;
 constexpr int PLAIN_TILE = 5;
 constexpr int QUERY_TILE = 2;
+constexpr int NEAR = 1024;  // bytes that weights are asked for ahead
 constexpr bool SIGNED_CODES = true;  // the dot product takes signed bytes only
 
 struct F { float32x4_t v[4]; };
