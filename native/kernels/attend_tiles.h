@@ -1,7 +1,7 @@
-// Attention over a cache of bf16 in the tile registers: 16 queries at once; fewer of them likewise, or in vectors.
+// Attention over a cache of bf16 in the tile registers: 16 queries at once, and any smaller number likewise.
 #pragma once
 
-#include "few.h"
+#include "attend.h"
 
 namespace qkv::QKV_ISA {
 
@@ -101,8 +101,7 @@ class TileAttention {
 
 inline void attend_in_tiles(const BlockShape& shape, const Queries& q, const Block* blocks, const Block* next, int first, Partial out) {
   if (!in_tiles(shape)) return attend(shape, q, blocks, next, first, out);
-  if (q.count > FEW_QUERIES) return TileAttention(shape, q, blocks, next, first).run(out);
-  for_count<FEW_QUERIES>(q.count, [&]<int R>() { FewQueries<R>(shape, q, blocks, next, first).run(out); });
+  TileAttention(shape, q, blocks, next, first).run(out);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -2,7 +2,7 @@
 // of codes are whole numbers, and what follows them is done as for few rows, so that results are the same bits.
 #pragma once
 
-#include "few.h"
+#include "linear.h"
 
 namespace qkv::QKV_ISA {
 
@@ -217,9 +217,7 @@ struct CodeTiles {
 };
 
 inline void linear_in_tiles(const Matrix& matrix, int number, const u8* rows, int tile, const Pass& pass, float* out) {
-  if (matrix.format() == Format::BF16 && tile > FEW_ROWS) return Bf16Tiles(matrix, number, rows, tile, out).run(pass);
-  if (matrix.format() == Format::BF16)
-    return for_count<FEW_ROWS>(tile, [&]<int R>() { few_rows<R>(matrix, number, rows, Fetch(pass, matrix.padded() / 2), out); });
+  if (matrix.format() == Format::BF16) return Bf16Tiles(matrix, number, rows, tile, out).run(pass);
   if (!matrix.kind().quantised() || tile <= CODE_TILE) return linear(matrix, number, rows, tile, pass, out);
   as_codes(matrix.format(), [&]<class Kind>() { CodeTiles<Kind>::panel(matrix, number, rows, tile, pass, out); });
 }

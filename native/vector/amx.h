@@ -10,10 +10,7 @@
 
 namespace qkv::QKV_ISA {
 
-// Servers with tile registers have caches and memory that answer late: they are asked sooner than others (NEAR),
-// and for the first level, which makes a step of one row a twentieth faster than the second.
-constexpr int NEAR = 4096;
-inline void prefetch(const u8* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0); }
+constexpr int NEAR = 4096;  // bytes that weights are asked for ahead: the last cache of such servers answers late
 
 // What a tile register holds: so many rows of so many bytes.
 struct Shape {

@@ -1,4 +1,5 @@
-// Vectors of 16 numbers for AVX-512 with VNNI and BF16; how memory is asked for is left to those who include it.
+// Vectors of 16 numbers for AVX-512 with VNNI and BF16; how far ahead memory is asked for is left to those
+// who include it.
 #pragma once
 
 #include <immintrin.h>
@@ -80,5 +81,9 @@ inline I dot4(I to, B codes, i32 x) {
 inline F dot2(F to, const u16* pairs, i32 x) {
   return {_mm512_dpbf16_ps(to.v, (__m512bh)_mm512_loadu_si512(pairs), (__m512bh)_mm512_set1_epi32(x))};
 }
+
+// Into the second level: the first has room for few lines on their way. For it a single row is read a quarter slower on
+// Zen 4; on a server with AMX a fortieth faster, but eight rows a sixteenth slower.
+inline void prefetch(const u8* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1); }
 
 }  // namespace qkv::QKV_ISA
