@@ -147,11 +147,10 @@ Attend::Place Attend::place(int number) const {
 
 // A part that is an item of its own: merged with those before it where this thread has put them together.
 void Attend::part(Step& step, int number, Scratch& scratch) {
-  const auto slot = [&](int part) { return partial(step.partials.as<float>() + part * partial_size(step.cache.shape(a_.slot).value_dim)); };
   const Place at = place(number);
   load(step, at, scratch);
-  if (at.part > 0 && scratch.merging != Scratch::Loaded{this, run_, number}) return split(step, at, scratch.queries, slot(number));
-  const Partial so_far = slot(number - at.part), later = partial(scratch.partial.data());
+  if (at.part > 0 && scratch.merging != Scratch::Loaded{this, run_, number}) return split(step, at, scratch.queries, slot(step, number));
+  const Partial so_far = slot(step, number - at.part), later = partial(scratch.partial.data());
   if (at.part == 0) std::fill(so_far.total, so_far.total + at.tile->count, 0.0f);
   split(step, at, scratch.queries, later);
   merge(step, *at.tile, so_far, later);
@@ -177,17 +176,14 @@ void Attend::item(Step& step, int number, Scratch& scratch) {
 }
 
 void AttendEnd::item(Step& step, int number, Scratch&) {
-  const std::size_t size = attend_.partial_size(step.cache.shape(attend_.a_.slot).value_dim);
   const int kv_head = number % attend_.a_.kv_heads;
   const auto& tile = attend_.tiles_[number / attend_.a_.kv_heads];
   const int merged = attend_.merged_[number].parts;
   if (merged == tile.parts() && merged > 0) return;
-  const auto slot = [&](int part) {
-    return attend_.partial(step.partials.as<float>() + (kv_head * attend_.items_.size() + tile.partial + part) * size);
-  };
-  const Partial so_far = slot(0);
-  if (merged == 0) std::fill(so_far.total, so_far.total + tile.count, 0.0f);
-  for (int part = merged; part < tile.parts(); part++) attend_.merge(step, tile, so_far, slot(part));
+  const std::size_t first = kv_head * attend_.items_.size() + tile.partial;
+  const Partial so_far = attend_.slot(step, first);
+  if (merged == 0) std::fill(so_far.total, so_far.total + tile.count, 0.0f);  // it sees nothing: it has no parts
+  for (int part = merged; part < tile.parts(); part++) attend_.merge(step, tile, so_far, attend_.slot(step, first + part));
   attend_.finish(step, tile, kv_head, so_far);
 }
 

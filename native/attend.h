@@ -51,7 +51,7 @@ class Attend final : public Phase {
     bool far() const { return part < tile->far; }
     int start() const { return far() ? 0 : (tile->split + part - tile->far) * SPLIT; }
   };
-  struct alignas(64) Merged {
+  struct alignas(64) Merged {  // a line of the cache each, as several threads count
     int parts = 0;
   };
   void plan(Step&);
@@ -67,6 +67,10 @@ class Attend final : public Phase {
   int unit(const Place& at) const { return static_cast<int>(at.tile - tiles_.data()) * a_.kv_heads + at.kv_head; }
   void finish(Step&, const Tile&, int kv_head, Partial) const;
   int group() const { return a_.heads / a_.kv_heads; }
+  // where the part that is an item of this number is held
+  Partial slot(const Step& step, std::size_t number) const {
+    return partial(step.partials.as<float>() + number * partial_size(step.cache.shape(a_.slot).value_dim));
+  }
   Partial partial(float* at) const { return {at, at + most(), at + 2 * most()}; }
   std::size_t partial_size(int value_dim) const { return std::size_t(most()) * (2 + value_dim); }
   int most() const { return round_up(most_, 8); }  // so that what is mixed begins with a line of the cache

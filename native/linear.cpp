@@ -8,6 +8,7 @@ constexpr std::size_t NEAR_CACHE = std::size_t{512} << 10;  // bytes that stay c
 constexpr std::size_t SHORTEST_RUN = std::size_t{16} << 10;
 constexpr std::size_t WAITED_FOR = std::size_t{64} << 10;   // bytes that are fetched while a thread waits
 constexpr int MANY_RUNS = 16;                               // for each thread, of many rows
+constexpr int FEW = 8;                                      // rows from which on they are many
 
 const float* bias_of(const Weights& weights, int panel) {
   return weights.bias.empty() ? nullptr : weights.bias.data() + panel * PANEL;
@@ -62,7 +63,7 @@ Linear::Linear(Span out, std::vector<Weights> weights, Finish finish)
 
 // The runs are the same for any step of few rows, or of many.
 void Linear::reserve(Step& step, int rows) {
-  const std::pair wanted{step.threads, rows < 8};
+  const std::pair wanted{step.threads, rows < FEW};
   if (planned_ == wanted) return;
   planned_ = wanted;
   runs_.clear();
@@ -73,7 +74,7 @@ void Linear::reserve(Step& step, int rows) {
     for (int first = 0, last; first < matrix.panels(); first = last) {
       // of few rows half of what is left of a thread's share, so that all end together and few runs begin cold
       const std::size_t share = planned * step.threads / all + 1, left = all * share / step.threads - planned;
-      const std::size_t wanted = rows < 8 ? left / 2 : all / (step.threads * MANY_RUNS);
+      const std::size_t wanted = rows < FEW ? left / 2 : all / (step.threads * MANY_RUNS);
       const auto bytes = std::clamp(wanted, SHORTEST_RUN, NEAR_CACHE);
       last = std::min(matrix.panels(), first + std::max(1, static_cast<int>(bytes / matrix.panel_bytes())));
       runs_.push_back({w, first, last});

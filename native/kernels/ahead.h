@@ -5,8 +5,7 @@
 
 namespace qkv::QKV_ISA {
 
-// A run of bytes to ask for, line for line: a burst of them would hold up
-// what is read now.
+// A run of bytes to ask for, line for line: a burst of them would hold up what is read now.
 class Ahead {
  public:
   Ahead() = default;

@@ -13,6 +13,7 @@ namespace {
 class Counted final : public Stages {
  public:
   Counted(std::vector<int> items, int threads) : items_(std::move(items)), threads_(threads) {
+    last_.resize(threads, -1);
     for (int count : items_) runs_.push_back(std::make_unique<std::atomic<int>[]>(count));
   }
 
@@ -33,8 +34,14 @@ class Counted final : public Stages {
     }
     // some items take far longer than others
     if (number % 17 == 3) std::this_thread::yield();
+    last_[thread] = stage_;
     runs_[stage_][number]++;
     done_++;
+  }
+  Stretch ahead(int thread) override {
+    check_thread(thread);
+    if (last_[thread] != stage_) out_of_order_ = true;  // asked while its own stage is still on
+    return {reinterpret_cast<const unsigned char*>(last_.data()), last_.size() * sizeof(int)};
   }
 
   // All items of all stages have run once since the last time.
@@ -52,6 +59,7 @@ class Counted final : public Stages {
   }
 
   std::vector<int> items_;
+  std::vector<int> last_;  // of each thread: the stage of the item it did last
   int threads_, stage_ = -1, plain_ = -1;
   std::vector<std::unique_ptr<std::atomic<int>[]>> runs_;
   std::atomic<int> done_{0};

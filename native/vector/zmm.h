@@ -83,7 +83,7 @@ inline F dot2(F to, const u16* pairs, i32 x) {
 }
 
 // Into the second level: the first has room for few lines on their way. For it a single row is read a quarter slower on
-// Zen 4; on a server with AMX a fortieth faster, but eight rows a sixteenth slower.
+// Zen 4; on a server with AMX a fortieth faster, but eight rows a fourteenth slower.
 inline void prefetch(const u8* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1); }
 
 }  // namespace qkv::QKV_ISA
